@@ -1,0 +1,1 @@
+"""All that publishes numbers and rules."""

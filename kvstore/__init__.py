@@ -1,0 +1,1 @@
+"""The instrumented reference store."""

@@ -1,0 +1,1 @@
+"""All that concludes: runbooks that a machine can run."""

@@ -1,0 +1,1 @@
+"""All that yields numbers: series, PromQL, sources, engine adapters."""

@@ -1,0 +1,1 @@
+"""PromQL over live samples."""

@@ -1,0 +1,1 @@
+"""Where samples come from: one file a kind of source."""

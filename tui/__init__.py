@@ -1,0 +1,1 @@
+"""All that a person sees: kvtop and its command line."""
