@@ -1,0 +1,64 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up .venv in this checkout first.
+# Needs: make, git, Python >= 3.11 with its venv module. PYTHON=/path/to/python3 picks another interpreter.
+
+SHELL := /bin/sh
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+BENCHES ?= $(filter-out benchmarks/engines_server.py,$(wildcard benchmarks/*.py))
+
+.PHONY: help demo test lint format types unit bench test-vllm clean
+
+help:
+	@echo "make demo       set up and replay a recorded incident in kvtop (without a terminal: print the diagnosis)"
+	@echo "make test       set up, then ruff, mypy and pytest"
+	@echo "make lint       set up, then ruff and mypy only"
+	@echo "make bench      set up, then every script of benchmarks/ (minutes)"
+	@echo "make test-vllm  a real vLLM in its own environment (.vllm-lab: about 4 GB of disk, AVX-512)"
+	@echo "make clean      remove .venv and caches"
+
+demo: $(VENV)/.base
+	@$(BIN)/kvtop demo
+
+test: lint unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.dev
+	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+test-vllm: $(VENV)/.dev
+	KVSCOPE_TEST_VLLM=1 $(BIN)/python -m pytest tests/live/test_vllm.py $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment itself: made once, thrown away again when it is only half made.
+$(BIN)/python:
+	@sh scripts/check_python.sh "$(PYTHON)"
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# The stamps: installed again only when pyproject.toml is newer.
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	@echo "installing kvscope (base) into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing kvscope with its development tools into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.base

@@ -1,0 +1,89 @@
+"""The command line: finds the command, reads its options, turns every failure into one line and an exit code.
+
+Each command is a module of ``tui.commands``, imported only when it is called, so that ``kvtop once`` never loads
+what only the screen needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+# We call no BLAS: one thread keeps its start-up and its memory out of every command. Before the first numpy import.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from tui.commands import COMMANDS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, Spec
+from tui.commands.when import bind_negative
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``kvtop``; returns the exit code (0 to 4, or 130 after Ctrl-C)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"kvtop: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone: not our failure. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _dispatch(words: list[str]) -> int:
+    if words and words[0] in ("--version", "-V"):
+        from tui.version import version_line
+
+        print(version_line())
+        return EXIT_OK
+    if words and words[0] in ("help", "--help", "-h"):
+        return _help(words[1:])
+    if words and words[0] in COMMANDS:
+        return _run(COMMANDS[words[0]], words[1:])
+    _refuse_lookalike(words)
+    return _run(COMMANDS["top"], words)
+
+
+def _run(spec: Spec, words: list[str]) -> int:
+    command = spec.load()
+    parser = spec.parser()
+    command.add_arguments(parser)
+    try:
+        args = parser.parse_intermixed_args(bind_negative(words))
+    except SystemExit as exit_:  # argparse: help was asked for (0), or the usage is wrong (2)
+        return exit_.code if isinstance(exit_.code, int) else EXIT_USAGE
+    return command.run(args)
+
+
+def _help(words: list[str]) -> int:
+    if words:
+        if words[0] not in COMMANDS:
+            raise CommandError(f"there is no command {words[0]!r}: `kvtop help` lists them")
+        return _run(COMMANDS[words[0]], ["--help"])
+    from tui.commands.overview import overview
+
+    print(overview())
+    return EXIT_OK
+
+
+def _refuse_lookalike(words: list[str]) -> None:
+    """A first word that can be no target is a mistyped command: say so, instead of "cannot connect"."""
+    if not words or words[0].startswith("-"):
+        return
+    word = words[0]
+    if not word.isidentifier() or word in ("nvml", "rdma", "host") or os.path.exists(word):
+        return
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean `kvtop {near[0]}`?" if near else "`kvtop help` lists the commands"
+    raise CommandError(f"{word!r} is neither a command nor a target (host:port, URL or file): {hint}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
