@@ -1,4 +1,4 @@
-"""Durations and moments as a user types them: Prometheus' ``1h30m``; RFC 3339, Unix seconds, or ``-5m`` from the end."""
+"""Durations and moments as a user types them: ``1h30m`` as in Prometheus; RFC 3339, Unix seconds, ``-5m`` from the end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def moment(text: str) -> Moment:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no time: write 2026-01-31T12:00:00Z, Unix seconds, or -5m from the end") from None
+        raise ValueError(
+            f"{text!r} is no time: write 2026-01-31T12:00:00Z, Unix seconds, or -5m from the end"
+        ) from None
     return Moment(round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000))
 
 

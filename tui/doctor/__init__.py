@@ -1,0 +1,1 @@
+"""What can be seen from here, what not, and why."""
