@@ -1,0 +1,349 @@
+"""Readings: what each panel says about each entity, with its state. No textual here; `kvtop once` uses it too.
+
+    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None) -> list[EntityReading]
+
+- ``view``: anything with ``query(expr, at_ms, …) -> Vector`` (see `Asked`); ``at_ms``: milliseconds since the epoch;
+  ``window_ms``: length of ``$window``.
+- ``faults``: instance to the fault of its source in words, for sources that are not fresh.
+- ``seen``: canonical name to the instances that ever had it (`presence` finds it when not given).
+- Answer: one `EntityReading(labels, values)` an entity; ``values`` maps a panel's name (a ``kv:*`` name) to a
+  `Reading(value, unit, state, age_s)`. ``as_json(at_ms, readings)`` is the document of `kvtop once --json`.
+
+`fleet(readings, panels, asked)` merges entities: sums are summed, ratios and quantiles are asked anew over all.
+Missing is never 0: no value is None with a state that says why. NaN is no data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from probes.labels import Labels
+from tui.panels import PANELS, Merge, Panel
+from tui.vocabulary import vocabulary
+
+SCHEMA = "kvscope.reading/1"
+
+# An engine's identity on the screen: these labels, as far as present; shard, GPU and device come before.
+_ENTITY_LABELS = (("shard",), ("gpu", "instance"), ("device", "instance"), ("instance", "engine"), ("instance",))
+_IDENTITY = ("model_name", "system", "job")
+FLEET = Labels.of({})
+
+
+class State(StrEnum):
+    """How a value stands (design: values have states)."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    GAP = "gap"
+    RESET = "reset"
+    UNSUPPORTED = "unsupported"
+    NO_PERMISSION = "no-permission"
+    NOT_YET_SEEN = "not-yet-seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number: ``value`` None is no data, never 0; ``age_s`` is the age of its newest input; ``why`` in words."""
+
+    value: float | None
+    unit: str
+    state: State
+    age_s: float | None = None
+    why: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        return {"value": self.value, "unit": self.unit, "state": self.state.value, "age_s": self.age_s}
+
+
+@dataclass(frozen=True, slots=True)
+class EntityReading:
+    """All readings of one entity, by panel name."""
+
+    labels: Mapping[str, str]
+    values: Mapping[str, Reading] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return entity_name(self.labels)
+
+    def value(self, panel: str) -> float | None:
+        reading = self.values.get(panel)
+        return None if reading is None else reading.value
+
+
+class Answer(Protocol):
+    """A vector over steps: S label sets, K times, ``values`` and ``present`` are ``[S, K]``."""
+
+    @property
+    def labels(self) -> Sequence[Labels]: ...
+    @property
+    def times(self) -> Any: ...
+    @property
+    def values(self) -> Any: ...
+    @property
+    def present(self) -> Any: ...
+
+
+class Asked(Protocol):
+    """What this module needs of a view."""
+
+    def query(self, expr: str, at_ms: int, /) -> Any: ...
+
+    def query_range(self, expr: str, start_ms: int, end_ms: int, step_ms: int, /) -> Any: ...
+
+
+Grid = Mapping[Labels, tuple[float, ...]]
+"""Entity to one value a step; NaN where there is none."""
+
+
+def entity_of(labels: Labels) -> Labels:
+    """The entity that a series belongs to: its first label set present."""
+    for names in _ENTITY_LABELS:
+        if all(labels.get(name) for name in names):
+            return labels.only(names)
+    return FLEET
+
+
+def entity_name(labels: Mapping[str, str]) -> str:
+    """A short name for a person: the shard, or the instance with its rank, GPU or device."""
+    if labels.get("shard"):
+        return f"shard {labels['shard']}"
+    name = labels.get("instance", "")
+    if labels.get("gpu"):
+        return f"{name} gpu {labels['gpu']}"
+    if labels.get("device"):
+        return f"{name} {labels['device']}"
+    rank = labels.get("engine", "")
+    return f"{name} #{rank}" if rank not in ("", "0") else name
+
+
+def duration(window_ms: int) -> str:
+    """A PromQL duration."""
+    return f"{window_ms // 1000}s" if window_ms % 1000 == 0 else f"{window_ms}ms"
+
+
+def grid_of(answer: Answer) -> Grid:
+    """A vector as plain floats by entity; two series of one entity: the first that has a value wins."""
+    found: dict[Labels, tuple[float, ...]] = {}
+    values, present = answer.values.tolist(), answer.present.tolist()
+    for labels, row, there in zip(answer.labels, values, present, strict=True):
+        entity = entity_of(labels)
+        column = tuple(v if p and math.isfinite(v) else math.nan for v, p in zip(row, there, strict=True))
+        known = found.get(entity)
+        if known is not None:
+            column = tuple(b if math.isnan(a) else a for a, b in zip(known, column, strict=True))
+        found[entity] = column
+    return found
+
+
+def ask(view: Asked, expr: str, at_ms: int) -> Grid:
+    """One instant query as a grid of one step."""
+    return grid_of(view.query(expr, at_ms))
+
+
+def presence(view: Asked, at_ms: int, window_ms: int, names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Canonical name to the instances that have had a sample of it within the window (at least five minutes)."""
+    terms = vocabulary()
+    span = duration(max(window_ms, 300_000))
+    found: dict[str, frozenset[str]] = {}
+    for name in dict.fromkeys(names):
+        series = terms[name].series if name in terms else name
+        answer = view.query(f"count by (instance) (last_over_time({series}[{span}]))", at_ms)
+        found[name] = frozenset(labels.get("instance") for labels in answer.labels)
+    return found
+
+
+def read(
+    view: Asked,
+    at_ms: int,
+    window_ms: int,
+    panels: Sequence[Panel] = PANELS,
+    *,
+    faults: Mapping[str, str] | None = None,
+    seen: Mapping[str, frozenset[str]] | None = None,
+) -> list[EntityReading]:
+    """Every panel for every entity at one moment (see the module's text)."""
+    window = duration(window_ms)
+    grids = {panel.name: ask(view, panel.at(window), at_ms) for panel in panels}
+    if seen is None:
+        seen = presence(view, at_ms, window_ms, (need for panel in panels for need in panel.needs))
+    moment = Moment(ages(view, at_ms), faults or {}, seen, restarted(view, at_ms, window), identities(view, at_ms))
+    return assemble(grids, panels, moment)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the state of a reading rests on, by instance: age of the newest sample, fault, families seen, restarts."""
+
+    ages: Mapping[str, float] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    seen: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    restarted: frozenset[str] = frozenset()
+    identities: Mapping[Labels, Mapping[str, str]] = field(default_factory=dict)
+
+
+def identities(view: Asked, at_ms: int) -> dict[Labels, Mapping[str, str]]:
+    """Entity to the labels that say what it is: model, system, job."""
+    answer = view.query("kv:requests_running or kv:pool_usage_ratio", at_ms)
+    return {entity_of(labels): labels.only(_IDENTITY).as_dict() for labels in answer.labels}
+
+
+def ages(view: Asked, at_ms: int) -> dict[str, float]:
+    """Instance to the age (s) of its newest sample, by the engine's own gauges, else by its scrape."""
+    found: dict[str, float] = {}
+    for series in ("kv:up == 1", "kv:requests_running"):
+        name = f"({series})" if " " in series else series
+        for entity, column in ask(view, f"max by (instance) (timestamp({name}))", at_ms).items():
+            if column and not math.isnan(column[-1]):
+                found[entity.get("instance")] = max(0.0, at_ms / 1000 - column[-1])
+    return found
+
+
+def restarted(view: Asked, at_ms: int, window: str) -> frozenset[str]:
+    """Instances whose process started anew within the window: their counters began again at 0."""
+    grid = ask(view, f"max by (instance) (changes(kv:process_start_time_seconds[{window}])) > 0", at_ms)
+    return frozenset(entity.get("instance") for entity in grid)
+
+
+def assemble(grids: Mapping[str, Grid], panels: Sequence[Panel], moment: Moment) -> list[EntityReading]:
+    """Entity readings from grids (their last step); instance-wide numbers go to each engine of the instance."""
+    entities = _entities(grids)
+    readings = []
+    for entity in entities:
+        values: dict[str, Reading] = {}
+        is_engine = _is_engine(entity)
+        for panel in panels:
+            value = _last(grids.get(panel.name, {}), entity, is_engine)
+            if value is not None or (is_engine and panel.merge is not Merge.NONE):
+                values[panel.name] = _reading(panel, entity.get("instance"), value, moment)
+        readings.append(EntityReading({**moment.identities.get(entity, {}), **entity.as_dict()}, values))
+    return readings
+
+
+def _entities(grids: Mapping[str, Grid]) -> list[Labels]:
+    """All entities, sorted by name; a bare instance that has engines is no entity of its own."""
+    every = dict.fromkeys(entity for grid in grids.values() for entity in grid)
+    ranked = {e.get("instance") for e in every if e.get("engine")}
+    kept = [e for e in every if e and not (len(e) == 1 and e.get("instance") in ranked)]
+    return sorted(kept, key=sort_key)
+
+
+def sort_key(entity: Labels | Mapping[str, str]) -> tuple[object, ...]:
+    """Instances by name, ranks and GPUs by number."""
+    rank = entity.get("engine") or entity.get("gpu") or ""
+    return (entity.get("instance") or "", int(rank) if rank.isdecimal() else -1, rank, str(entity))
+
+
+def _is_engine(entity: Labels) -> bool:
+    return bool(entity.get("instance")) and not (entity.get("gpu") or entity.get("device") or entity.get("shard"))
+
+
+def _last(grid: Grid, entity: Labels, is_engine: bool) -> float | None:
+    column = grid.get(entity)
+    if column is None and is_engine and entity.get("engine"):
+        column = grid.get(entity.only(("instance",)))
+    if not column or math.isnan(column[-1]):
+        return None
+    return column[-1]
+
+
+def _reading(panel: Panel, instance: str, value: float | None, moment: Moment) -> Reading:
+    age, fault = moment.ages.get(instance), moment.faults.get(instance, "")
+    if value is not None:
+        if fault:
+            return Reading(value, panel.unit, State.STALE, age, fault)
+        if panel.windowed and instance in moment.restarted:
+            return Reading(value, panel.unit, State.RESET, age, "the process restarted within the window")
+        return Reading(value, panel.unit, State.FRESH, age)
+    state, why = _absence(panel, instance, moment, fault)
+    return Reading(None, panel.unit, state, None, why)
+
+
+def _absence(panel: Panel, instance: str, moment: Moment, fault: str) -> tuple[State, str]:
+    if "permission" in fault:
+        return State.NO_PERMISSION, fault
+    if fault:
+        return State.GAP, fault
+    missing = [need for need in panel.needs if instance not in moment.seen.get(need, frozenset())]
+    if missing:
+        return State.UNSUPPORTED, f"{instance} has no {', '.join(missing)}"
+    if panel.windowed and panel.unit in ("ratio", "seconds"):
+        return State.GAP, "nothing to measure within the window"
+    if panel.windowed:
+        return State.NOT_YET_SEEN, "needs two samples within the window"
+    return State.GAP, "no sample now, though there was one"
+
+
+def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Mapping[str, Grid]) -> EntityReading:
+    """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step)."""
+    values = {}
+    for panel in panels:
+        if panel.merge is Merge.NONE:
+            continue
+        parts = [r.values[panel.name] for r in readings if panel.name in r.values]
+        if not parts:
+            continue
+        value = _merged(panel, readings, parts, asked.get(panel.name, {}))
+        values[panel.name] = _fleet_reading(panel, parts, value)
+    return EntityReading({}, values)
+
+
+def _merged(panel: Panel, rows: Sequence[EntityReading], parts: Sequence[Reading], grid: Grid) -> float | None:
+    numbers = [part.value for part in parts if part.value is not None]
+    if not numbers:
+        return None
+    if panel.merge is Merge.SUM:
+        return math.fsum(numbers)
+    if panel.merge is Merge.MAX:
+        return max(numbers)
+    if panel.merge is Merge.TOKENS:
+        return pooled([(row.value(panel.name), row.value("kv:pool_tokens")) for row in rows])
+    column = grid.get(FLEET, ())
+    if column and not math.isnan(column[-1]):
+        return column[-1]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def pooled(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """Used tokens over all tokens, from (usage ratio, capacity) of each pool; one pool needs no capacity.
+
+    Several pools of which one has no known capacity cannot be merged: None, rather than a wrong mean.
+    """
+    known = [(usage, tokens) for usage, tokens in pairs if usage is not None]
+    if len(known) == 1:
+        return known[0][0]
+    if not known or any(tokens is None for _, tokens in known):
+        return None
+    total = math.fsum(tokens for _, tokens in known if tokens is not None)
+    return math.fsum(usage * tokens for usage, tokens in known if tokens is not None) / total if total > 0 else None
+
+
+def _fleet_reading(panel: Panel, parts: Sequence[Reading], value: float | None) -> Reading:
+    known = [part for part in parts if part.value is not None]
+    ages = [part.age_s for part in known if part.age_s is not None]
+    age = max(ages) if ages else None
+    if value is None:
+        if known:
+            return Reading(None, panel.unit, State.GAP, None, "cannot be merged: a pool's capacity is not known")
+        return Reading(None, panel.unit, parts[0].state, None, parts[0].why)
+    stale = sum(part.state is State.STALE for part in known)
+    if stale:
+        return Reading(value, panel.unit, State.STALE, age, f"{stale} of {len(parts)} are stale")
+    if any(part.state is State.RESET for part in known):
+        return Reading(value, panel.unit, State.RESET, age, "a process restarted within the window")
+    return Reading(value, panel.unit, State.FRESH, age)
+
+
+def as_json(at_ms: int, readings: Sequence[EntityReading]) -> dict[str, object]:
+    """The document of ``kvtop once --json``; ``time`` in Unix seconds."""
+    return {
+        "schema": SCHEMA,
+        "time": at_ms / 1000,
+        "entities": [
+            {"labels": dict(r.labels), "values": {name: v.as_json() for name, v in r.values.items()}} for r in readings
+        ],
+    }

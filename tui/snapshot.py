@@ -1,0 +1,73 @@
+"""One immutable picture of everything on the screen; built by the monitor, drawn by the widgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from playbooks.verdict import Diagnosis, Event
+from probes.labels import Labels
+from tui.cursor import Cursor, Mode
+from tui.reading import EntityReading
+from tui.trail import NO_TRAIL, Key, Trail
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """How one target stands: state and fault in words, its last scrape, and what it has to say.
+
+    ``families`` counts the metric families on its page; ``present`` and ``absent`` are canonical names, ``absent``
+    those that this target has not shown. None is not known.
+    """
+
+    target: str
+    state: str
+    error: str = ""
+    age_s: float | None = None
+    samples: int | None = None
+    page_bytes: int | None = None
+    duration_s: float | None = None
+    families: int | None = None
+    instances: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The screen's whole knowledge at one moment.
+
+    ``time_ms`` is the moment that the readings are for, ``now_ms`` the wall clock; ``span_ms`` what the charts show.
+    ``diagnosis`` is None until the first one is done; ``trouble`` is the monitor's own fault, in words.
+    """
+
+    time_ms: int
+    now_ms: int
+    interval_ms: int
+    window_ms: int
+    span_ms: int
+    cursor: Cursor
+    rows: tuple[EntityReading, ...] = ()
+    fleet: EntityReading = field(default_factory=lambda: EntityReading({}, {}))
+    trails: Mapping[Key, Trail] = field(default_factory=dict)
+    sources: tuple[SourceView, ...] = ()
+    diagnosis: Diagnosis | None = None
+    events: tuple[Event, ...] = ()
+    trouble: str = ""
+    label: str = ""
+
+    def trail(self, panel: str, entity: Labels) -> Trail:
+        return self.trails.get((panel, entity), NO_TRAIL)
+
+    @property
+    def empty(self) -> bool:
+        return not self.rows and not self.sources
+
+
+def nothing_yet(interval_ms: int, window_ms: int, label: str = "") -> Snapshot:
+    """The picture before the first scrape: no data, which is not health."""
+    return Snapshot(0, 0, interval_ms, window_ms, window_ms, Cursor(Mode.LIVE, 0, 0, 0), label=label)
