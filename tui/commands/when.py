@@ -1,4 +1,4 @@
-"""Durations and moments as a user types them: ``1h30m`` as in Prometheus; RFC 3339, Unix seconds, ``-5m`` from the end."""
+"""Durations and moments as a user types them: `1h30m` as in Prometheus; RFC 3339, Unix seconds, `-5m` from the end."""
 
 from __future__ import annotations
 
