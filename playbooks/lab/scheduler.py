@@ -13,7 +13,7 @@ from random import Random
 
 from .meters import EngineMeters
 from .pool import BlockPool
-from .prefix import KeyChain, KeyTable, PrefixCache, Segment
+from .prefix import KeyChain, KeyTable, PrefixCache, Segment, new_text
 from .request import Request, Stage
 from .timers import Timers
 
@@ -21,7 +21,6 @@ LEASE_S = 480.0
 """How long a producer keeps a finished prompt for its reader, unless told otherwise (vLLM's NIXL time-out)."""
 
 _OUTPUT_SPAN = 1 << 40
-_output_ids = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """A request arrives (at its ``arrival``)."""
-        global _output_ids
-        _output_ids -= 1
-        segments: list[Segment] = [*request.segments, (_output_ids, _OUTPUT_SPAN)]
+        segments: list[Segment] = [*request.segments, (new_text(), _OUTPUT_SPAN)]
         request.segments = segments
         request.chain = KeyChain(self._keys, segments, self.config.block_tokens)
         if request.fetch and self.fetcher is not None:
@@ -256,7 +253,7 @@ class Engine:
             first = request.first_scheduled < 0
             found: list[int] = []
             if request.computed == 0 and request.chain is not None:
-                found = self.prefix.match(request.chain, request.length, count=False)
+                found = self.prefix.match(request.chain, request.length)
             cached = request.computed or len(found) * self.config.block_tokens
             chunk = min(request.length - cached, budget)
             missing = self._blocks_for(cached + chunk) - len(found) - len(request.blocks)
@@ -270,14 +267,10 @@ class Engine:
             if first and not request.fetch:
                 self.meters.prefix_queries += request.prompt
                 self.meters.prefix_hits += cached
-                self._note_truth(request)
+                if request.chain is not None:
+                    self.prefix.account(request.chain, request.prompt, len(found))
             chunks[request] = chunk
             budget -= chunk
-
-    def _note_truth(self, request: Request) -> None:
-        """Count the look-up after the fact: the blocks it took are cached still."""
-        if request.chain is not None:
-            self.prefix.match(request.chain, request.prompt)
 
     def _enter(self, request: Request, found: list[int], cached: int, missing: int) -> None:
         for block in found:

@@ -8,23 +8,9 @@ from math import exp, log
 from random import Random
 from typing import Protocol
 
-from .prefix import Segment
+from .prefix import Segment, new_text
 from .request import Request
 from .scheduler import Engine
-
-
-class TextIds:
-    """Identities of texts; each workload has a range of its own, so that two never share one by accident."""
-
-    _next_range = 0
-
-    def __init__(self) -> None:
-        TextIds._next_range += 1
-        self._last = TextIds._next_range << 32
-
-    def fresh(self) -> int:
-        self._last += 1
-        return self._last
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +38,15 @@ class Unique:
     """Prompts that have nothing in common."""
 
     lengths: Lengths
-    ids: TextIds = field(default_factory=TextIds)
 
     def prompt(self, rng: Random, now: float) -> list[Segment]:
-        return [(self.ids.fresh(), self.lengths.draw(rng))]
+        return [(new_text(), self.lengths.draw(rng))]
 
 
 class SharedPrefixes:
     """``count`` system prompts, used with Zipf's law of exponent ``skew``, each followed by a text of its own."""
 
     def __init__(self, rng: Random, count: int, prefix: Lengths, tail: Lengths, skew: float = 1.0) -> None:
-        self.ids = TextIds()
         self.tail = tail
         self._prefix = prefix
         self._skew = skew
@@ -73,7 +57,7 @@ class SharedPrefixes:
     def grow(self, rng: Random, count: int) -> None:
         """Bring the number of distinct prefixes to ``count``; the old ones stay."""
         while len(self._prefixes) < count:
-            self._prefixes.append((self.ids.fresh(), self._prefix.draw(rng)))
+            self._prefixes.append((new_text(), self._prefix.draw(rng)))
             rank = len(self._prefixes)
             self._weights.append((self._weights[-1] if self._weights else 0.0) + 1.0 / rank**self._skew)
 
@@ -84,7 +68,7 @@ class SharedPrefixes:
 
     def prompt(self, rng: Random, now: float) -> list[Segment]:
         prefix = rng.choices(self._prefixes, cum_weights=self._weights)[0]
-        return [prefix, (self.ids.fresh(), self.tail.draw(rng))]
+        return [prefix, (new_text(), self.tail.draw(rng))]
 
 
 @dataclass
@@ -95,19 +79,15 @@ class UnstablePrefix:
     rest: int
     tail: Lengths
     stamp: int = 9
-    ids: TextIds = field(default_factory=TextIds)
-    _head: int = 0
-    _rest: int = 0
-
-    def __post_init__(self) -> None:
-        self._head, self._rest = self.ids.fresh(), self.ids.fresh()
+    _head: int = field(default_factory=new_text)
+    _rest: int = field(default_factory=new_text)
 
     def prompt(self, rng: Random, now: float) -> list[Segment]:
         return [
             (self._head, self.stable),
-            (self.ids.fresh(), self.stamp),
+            (new_text(), self.stamp),
             (self._rest, self.rest),
-            (self.ids.fresh(), self.tail.draw(rng)),
+            (new_text(), self.tail.draw(rng)),
         ]
 
 
@@ -214,5 +194,5 @@ class Stream:
             return
         output, _span = request.segments[-1]
         history = [*request.segments[:-1], (output, request.generated)]
-        text = (-abs(request.segments[0][0]) * 4096 - len(history), turns.follow_up.draw(self.rng))
+        text = (new_text(), turns.follow_up.draw(self.rng))
         engine.timers.at(now + turns.think.draw(self.rng), lambda time: self.send(time, [*history, text]))
