@@ -126,7 +126,8 @@ class Bench:
         for expr in exprs:
             table = self.table(expr)
             window = table.values if trailing is None else table.values[:, -trailing:]
-            for row, seen in zip(table.labels, ~np.isnan(window).all(axis=1), strict=True):
+            seen_rows: list[bool] = (~np.isnan(window).all(axis=1)).tolist()
+            for row, seen in zip(table.labels, seen_rows, strict=True):
                 member = row.only(labels)
                 if seen and member:
                     found.setdefault(member)

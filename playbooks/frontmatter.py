@@ -24,7 +24,7 @@ class FrontMatterError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """``front`` is the parsed front matter, ``body`` the Markdown after it; ``lines`` maps key paths to line numbers."""
+    """``front`` is the parsed front matter, ``body`` the Markdown after it, ``lines`` the line of each key path."""
 
     path: str
     front: Mapping[str, Any]

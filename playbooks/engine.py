@@ -1,0 +1,212 @@
+"""The diagnosis: sweep, test every cause on every member, weigh, and say what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from playbooks import causality
+from playbooks.bench import Bench, Member, Rules
+from playbooks.decide import Ruling, fill, rule
+from playbooks.events import events
+from playbooks.grid import Grid
+from playbooks.objective import Objective
+from playbooks.playbook import SCOPES, Formula, Playbook
+from playbooks.sweep import MAY_STAY_OPEN, Bad, Swept, sweep
+from playbooks.verdict import (
+    Command,
+    Diagnosis,
+    Finding,
+    Overall,
+    Quantity,
+    Refutation,
+    SourceLine,
+    Undecided,
+    Unexplained,
+    Verdict,
+)
+
+ENGINE_SIGNALS = (
+    "kv:pool_usage_ratio",
+    "kv:requests_running",
+    "kv:requests_waiting",
+    "kv:preemptions_total",
+    "kv:generation_tokens_total",
+    "kv:prompt_tokens_total",
+    "kv:prefix_cache_queries_total",
+    "kv:requests_finished_total",
+)
+GPU_SIGNALS = ("kv:gpu_utilization_ratio", "kv:gpu_engine_active_ratio", "kv:gpu_memory_used_bytes")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The window under diagnosis and how its sources stand."""
+
+    grid: Grid
+    sources: tuple[SourceLine, ...] = ()
+    objectives: tuple[Objective, ...] = ()
+
+
+def diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules | None = None) -> Diagnosis:
+    """Diagnose a window of a view.
+
+    Raises PromQLError when a playbook's or an objective's expression is broken.
+    """
+    bench, finer = Bench(view, case.grid, rules), Bench(view, case.grid.finer(), rules)
+    members = find_members(bench)
+    swept = sweep(bench, members, (o.check for o in case.objectives))
+    rulings = [
+        rule(playbook, pattern, member, bench, finer)
+        for playbook in playbooks
+        for pattern in playbook.patterns
+        for member in members[pattern.scope]
+    ]
+    strongest = _strongest(rulings)
+    held = [r for r in strongest if r.verdict.is_finding]
+    grouped = causality.roots(held, slack_ms=2 * case.grid.window_ms)
+    names = _Names(members["engine"])
+    findings = tuple(_finding(r, under, rulings, bench, names) for r, under in grouped)
+    open_ = causality.unexplained(swept.bad, held)
+    return Diagnosis(
+        verdict=_overall(findings, swept, open_, members["engine"]),
+        start_ms=case.grid.start_ms,
+        end_ms=case.grid.end_ms,
+        findings=findings,
+        unknown=tuple(_undecided(r, names) for r in strongest if r.verdict is Verdict.UNKNOWN),
+        unexplained=tuple(_unexplained(b, case.grid, names) for b in open_),
+        events=events(Bench(view, replace(case.grid, range_ms=0), rules), list(members["target"])),
+        core=swept.core,
+        refuted=tuple(_why_not(strongest)),
+        sources=case.sources,
+    )
+
+
+def find_members(bench: Bench) -> dict[str, list[Member]]:
+    """Members of each scope that this window shows."""
+    times = len(bench.grid.times)
+    recent = max(1, min(times, bench.grid.window_ms // bench.grid.step_ms))
+    ever = [f"last_over_time({name}[$span])" for name in ENGINE_SIGNALS]
+    engines = bench.members(ENGINE_SIGNALS, SCOPES["engine"], trailing=recent)
+    targets = bench.members(ever, SCOPES["target"])
+    hosts = {m.get("instance") for m in targets}
+    every = bench.members(["kv:up"], SCOPES["exporter"])
+    return {
+        "engine": engines,
+        "target": targets,
+        "exporter": [m for m in every if m.get("instance") not in hosts],
+        "gpu": [m for m in bench.members(GPU_SIGNALS, SCOPES["gpu"]) if m.get("gpu")],
+        "model": bench.members(ENGINE_SIGNALS[:3], SCOPES["model"], trailing=recent),
+        "fleet": [Member.of()],
+    }
+
+
+def _strongest(rulings: Iterable[Ruling]) -> list[Ruling]:
+    """One ruling a cause and member: the strongest of its patterns."""
+    order = list(Verdict)
+    best: dict[tuple[str, Member], Ruling] = {}
+    for ruling in rulings:
+        key = (ruling.playbook.id, ruling.member)
+        if key not in best or order.index(ruling.verdict) < order.index(best[key].verdict):
+            best[key] = ruling
+    return list(best.values())
+
+
+class _Names:
+    """Members as people name them: the engine's rank only where an instance has several."""
+
+    def __init__(self, engines: Sequence[Member]) -> None:
+        counts: dict[str, int] = {}
+        for member in engines:
+            counts[member.get("instance")] = counts.get(member.get("instance"), 0) + 1
+        self._ranks = counts
+
+    def __call__(self, member: Member) -> Mapping[str, str]:
+        named = member.as_dict()
+        if self._ranks.get(named.get("instance", ""), 0) <= 1:
+            named.pop("engine", None)
+        return named
+
+
+def _finding(
+    ruling: Ruling, under: Sequence[Ruling], rulings: Sequence[Ruling], bench: Bench, names: _Names
+) -> Finding:
+    playbook = ruling.playbook
+    lookalikes = [
+        Refutation(other.playbook.id, by.by, by.says)
+        for other in rulings
+        if other.verdict is Verdict.REFUTED and causality.related(other.member, ruling.member)
+        for by in other.refuted_by
+        if by.cause == playbook.id
+    ]
+    return Finding(
+        cause=playbook.id,
+        title=playbook.title,
+        verdict=ruling.verdict,
+        member=names(ruling.member),
+        evidence=ruling.evidence,
+        refuted=tuple(dict.fromkeys([*ruling.ruled_out, *lookalikes])),
+        explains=tuple(dict.fromkeys(r.playbook.id for r in under if r.playbook.id != playbook.id)),
+        cost=_costs(playbook, ruling.member, bench),
+        what_if=tuple(_what_ifs(playbook.what_if, ruling.member, bench)),
+        remedies=playbook.remedies,
+        confirm=tuple(Command(_address(c.command, ruling.member), c.safety) for c in playbook.confirm),
+        onset_ms=ruling.onset_ms,
+        ended_ms=ruling.ended_ms,
+        summary=playbook.summary,
+        doc=f"docs/runbooks/{playbook.id}.md",
+    )
+
+
+def _address(command: str, member: Member) -> str:
+    return command.replace("$INSTANCE", member.get("instance") or "HOST:PORT")
+
+
+def _latest(expr: str, member: Member, bench: Bench) -> float:
+    table = bench.table(expr)
+    values = [table.values[row, -1] for row in table.rows(member)]
+    kept = [v for v in values if np.isfinite(v)]
+    return float(sum(kept)) if kept else float("nan")
+
+
+def _costs(playbook: Playbook, member: Member, bench: Bench) -> dict[str, Quantity]:
+    found = {f.name: Quantity(_latest(f.expr, member, bench), f.unit) for f in playbook.cost}
+    return {name: quantity for name, quantity in found.items() if np.isfinite(quantity.value)}
+
+
+def _what_ifs(formulas: Iterable[Formula], member: Member, bench: Bench) -> Iterable[str]:
+    for formula in formulas:
+        value = _latest(formula.expr, member, bench)
+        if np.isfinite(value):
+            yield f"{formula.name}: {fill(formula.says, value, value)}"
+
+
+def _undecided(ruling: Ruling, names: _Names) -> Undecided:
+    return Undecided(ruling.playbook.id, names(ruling.member), ruling.missing, ruling.enable, ruling.why)
+
+
+def _unexplained(bad: Bad, grid: Grid, names: _Names) -> Unexplained:
+    return Unexplained(bad.check.test.name, names(bad.member), grid.fill(bad.check.test.expr), bad.value, bad.says)
+
+
+def _why_not(rulings: Iterable[Ruling]) -> Iterable[Refutation]:
+    """For every cause that does not hold, the first test that says so."""
+    seen: dict[str, Refutation] = {}
+    finding = {r.playbook.id for r in rulings if r.verdict.is_finding or r.verdict is Verdict.UNKNOWN}
+    for ruling in rulings:
+        if ruling.playbook.id not in finding and ruling.refuted_by:
+            first = ruling.refuted_by[0]
+            seen.setdefault(ruling.playbook.id, Refutation(ruling.playbook.id, first.by, first.says))
+    return seen.values()
+
+
+def _overall(findings: Sequence[Finding], swept: Swept, open_: Sequence[Bad], engines: Sequence[Member]) -> Overall:
+    if findings:
+        return Overall.FINDING
+    undecided = any(c.bad is None and c.name not in MAY_STAY_OPEN for c in swept.core)
+    if open_ or undecided or not engines:
+        return Overall.UNKNOWN
+    return Overall.HEALTHY

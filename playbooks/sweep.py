@@ -1,0 +1,115 @@
+"""Utilisation, saturation and errors of every resource, before any hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import yaml
+
+from playbooks.bench import Answer, Bench, Member
+from playbooks.decide import fill
+from playbooks.episode import episodes, hold_steps, trailing
+from playbooks.playbook import DEFAULT_HOLD_MS, Test
+from playbooks.verdict import CoreCheck
+
+CORE = ("capacity", "queue", "preemption", "latency", "freshness")
+# Latency is bad against an objective, an earlier window, a baseline or peers; with none of these it stays open.
+MAY_STAY_OPEN = frozenset({"latency"})
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    test: Test
+    scope: str
+    core: str | None
+    sticky: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A check that is bad for a member."""
+
+    check: Check
+    member: Member
+    value: float
+    says: str
+
+    @property
+    def symptom(self) -> str:
+        return self.check.core or self.check.test.name
+
+
+@dataclass(frozen=True)
+class Swept:
+    bad: tuple[Bad, ...]
+    core: tuple[CoreCheck, ...]
+
+
+@cache
+def checks() -> tuple[Check, ...]:
+    """The packaged checks."""
+    text = (resources.files("playbooks") / "sweep.yml").read_text(encoding="utf-8")
+    return tuple(_check(body) for body in yaml.safe_load(text)["checks"])
+
+
+def _check(body: Mapping[str, Any]) -> Check:
+    test = Test(
+        name=body["id"],
+        expr=" ".join(body["expr"].split()),
+        op=body["op"],
+        threshold=float(body["threshold"]),
+        basis=body["basis"],
+        source=body["source"],
+        says=body["says"],
+        relative_to=body.get("relative_to"),
+    )
+    return Check(test, body["scope"], body.get("core"), bool(body.get("sticky", False)))
+
+
+def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable[Check] = ()) -> Swept:
+    """Ask every check of every member of its scope."""
+    bad: list[Bad] = []
+    said: dict[str, list[Answer]] = {name: [] for name in CORE}
+    words: dict[str, str] = {}
+    for check in (*checks(), *extra):
+        for member in members.get(check.scope, ()):
+            answer, value = _ask(bench, check, member)
+            if check.core is not None:
+                said[check.core].append(answer)
+            if answer is Answer.TRUE:
+                sentence = fill(check.test.says, value, check.test.threshold)
+                bad.append(Bad(check, member, value, sentence))
+                words.setdefault(check.core or check.test.name, f"{_name(member)}: {sentence}")
+    core = tuple(CoreCheck(name, _core(name, said[name]), words.get(name, "")) for name in CORE)
+    return Swept(tuple(bad), core)
+
+
+def _ask(bench: Bench, check: Check, member: Member) -> tuple[Answer, float]:
+    answered = bench.answer(check.test, member)
+    need = hold_steps(DEFAULT_HOLD_MS, bench.grid.step_ms, len(answered.answers))
+    answer, window = trailing(answered.answers, need), answered.values[-need:]
+    if check.sticky and answer is not Answer.TRUE:
+        past = episodes(answered.answers, need)
+        if past:
+            answer, window = Answer.TRUE, answered.values[past[-1].first : past[-1].last + 1]
+    kept = window[~np.isnan(window)]
+    return answer, float(np.median(kept)) if len(kept) else float("nan")
+
+
+def _core(name: str, answers: Sequence[Answer]) -> bool | None:
+    if Answer.TRUE in answers:
+        return True
+    if name in MAY_STAY_OPEN:
+        return False if Answer.FALSE in answers else None
+    if not answers or Answer.UNKNOWN in answers:
+        return None
+    return False
+
+
+def _name(member: Member) -> str:
+    return ", ".join(value for _, value in member) or "fleet"
