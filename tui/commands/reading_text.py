@@ -1,0 +1,138 @@
+"""A reading as plain text: every number with its unit, every missing one with the reason why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from probes.sources.base import SourceStatus
+from tui.commands.table import table
+from tui.commands.when import duration_text, rfc3339
+from tui.panels import Panel
+from tui.quantity import age, clock, text_of
+from tui.reading import EntityReading, Reading, State
+
+DASH = "–"
+WIDE = 3  # from so many engines on, one line each instead of one block each
+_LINE_PANELS = (
+    "kv:pool_usage_ratio",
+    "kv:requests_running",
+    "kv:requests_waiting",
+    "kv:preemptions:rate",
+    "kv:prefix_hit_ratio",
+    "kv:prompt_tokens:rate",
+    "kv:generation_tokens:rate",
+    "kv:ttft_seconds:p99",
+    "kv:inter_token_seconds:p99",
+)
+
+
+def reading_text(
+    at_ms: int,
+    window_ms: int,
+    readings: Sequence[EntityReading],
+    panels: Sequence[Panel],
+    sources: Sequence[SourceStatus],
+) -> str:
+    """The whole page of ``kvtop once``."""
+    by_name = {panel.name: panel for panel in panels}
+    parts = [f"{rfc3339(at_ms)}  window {duration_text(window_ms)}"]
+    engines = [one for one in readings if _is_engine(one)]
+    others = [one for one in readings if not _is_engine(one)]
+    if not readings:
+        parts.append("No reading: no target gave a series that an adapter knows.")
+    if len(engines) >= WIDE:
+        parts.append(_lines(engines, by_name))
+    else:
+        parts += [_block(one, by_name) for one in engines]
+    parts += [_block(one, by_name) for one in others]
+    parts.append(_sources(sources, at_ms))
+    return "\n\n".join(parts)
+
+
+def _is_engine(one: EntityReading) -> bool:
+    return not any(one.labels.get(name) for name in ("gpu", "device", "shard")) and bool(one.labels.get("system"))
+
+
+def _title(one: EntityReading) -> str:
+    about = [one.labels[name] for name in ("system", "model_name") if one.labels.get(name)]
+    return one.name + (f"  {' · '.join(about)}" if about else "")
+
+
+def _block(one: EntityReading, panels: Mapping[str, Panel]) -> str:
+    rows, absent = [], []
+    for name, reading in one.values.items():
+        title = panels[name].title if name in panels else name
+        if reading.value is None and reading.state is State.UNSUPPORTED:
+            absent.append(title)
+            continue
+        rows.append([title, _number(name, reading), _state(reading)])
+    text = _title(one) + "\n" + table((), rows, right=(1,), indent="  ")
+    if absent:
+        text += "\n" + _folded("unsupported here: ", absent)
+    return text.rstrip()
+
+
+def _number(name: str, reading: Reading) -> str:
+    if reading.value is not None and name.endswith("_start_time_seconds"):
+        return clock(round(reading.value * 1000), date=True)
+    if reading.value is not None and reading.unit == "flag":
+        return "yes" if reading.value else "no"
+    return text_of(reading.value, reading.unit)
+
+
+def _folded(head: str, words: Sequence[str], width: int = 100) -> str:
+    """A list of words on as many lines as they need."""
+    lines, line = [], "  " + head
+    for k, word in enumerate(words):
+        piece = word + (", " if k + 1 < len(words) else "")
+        if len(line) + len(piece) > width:
+            lines.append(line.rstrip())
+            line = "    "
+        line += piece
+    return "\n".join([*lines, line])
+
+
+def _state(reading: Reading) -> str:
+    if reading.state is State.FRESH:
+        return ""
+    words = str(reading.state.value).replace("-", " ")
+    if reading.state is State.STALE:
+        words += "" if reading.age_s is None else f", {age(reading.age_s)} old"
+    return words + (f": {reading.why}" if reading.why else "")
+
+
+def _lines(engines: Sequence[EntityReading], panels: Mapping[str, Panel]) -> str:
+    shown = [name for name in _LINE_PANELS if name in panels and any(name in one.values for one in engines)]
+    rows = [[one.name, *(_cell(one.values.get(name)) for name in shown)] for one in engines]
+    text = table(["ENGINE", *(panels[name].short for name in shown)], rows, right=range(1, len(shown) + 1))
+    reasons = {
+        f"{panels[name].title}: {_state(one.values[name])}"
+        for one in engines
+        for name in shown
+        if name in one.values and one.values[name].value is None
+    }
+    # The reason names its instance; with many engines one example of each kind says enough.
+    examples = {reason.split(":")[0]: reason for reason in sorted(reasons)}
+    return "\n".join([text, *(f"  {DASH} {reason}" for reason in examples.values())])
+
+
+def _cell(reading: Reading | None) -> str:
+    if reading is None or reading.value is None:
+        return DASH
+    return text_of(reading.value, reading.unit) + ("*" if reading.state in (State.STALE, State.RESET) else "")
+
+
+def _sources(sources: Sequence[SourceStatus], at_ms: int) -> str:
+    return "Sources\n" + table((), [source_row(one, at_ms) for one in sources], indent="  ")
+
+
+def source_row(one: SourceStatus, at_ms: int) -> list[str]:
+    """Target, state, what it brought or what is wrong with it."""
+    if one.error:
+        last = one.age_s(at_ms)
+        says = one.error + (f" (last data {age(last)} ago)" if last is not None else "")
+    else:
+        says = f"{one.samples:,} samples" + (f" in {text_of(one.duration_s, 'seconds')}" if one.duration_s else "")
+    if one.detail:
+        says += f" · {one.detail}"
+    return [one.target, one.state, says]
