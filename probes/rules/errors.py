@@ -1,0 +1,17 @@
+"""What is wrong with a rule or a canonical name, in one line."""
+
+from __future__ import annotations
+
+
+class RuleError(ValueError):
+    """A rule file, or an expression over canonical names, that cannot be used.
+
+    ``str(error)`` is one line: where (file and line, if a file is at fault), what, and what to do.
+    """
+
+    def __init__(self, message: str, *, file: str = "", line: int = 0, rule: str = "") -> None:
+        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
+        super().__init__(f"{place}{rule + ': ' if rule else ''}{message}")
+        self.file = file
+        self.line = line
+        self.rule = rule
