@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -70,6 +69,8 @@ class Vocabulary:
         entry = self._entries.get(name)
         if entry is not None:
             return f"{name} is a histogram: ask for {name}_bucket, {name}_sum or {name}_count"
+        import difflib  # 10 ms that only a mistake costs
+
         nearest = difflib.get_close_matches(name, list(self._by_series), n=1, cutoff=0.6)
         hint = f"; did you mean {nearest[0]}?" if nearest else "; `kvtop rules` lists the known names"
         return f"unknown canonical name {name}{hint}"

@@ -10,6 +10,7 @@ import yaml
 from probes.rules.errors import RuleError
 
 Position = yaml.nodes.Node
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is there: ten times as fast
 
 
 class Readable(Protocol):
@@ -29,7 +30,7 @@ class Document:
         self.text = text
         self._lines = text.splitlines()
         try:
-            self.root: Position | None = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.root: Position | None = yaml.compose(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise RuleError(f"no YAML: {error.problem}", file=file, line=mark.line + 1 if mark else 0) from None
@@ -51,13 +52,10 @@ class Document:
 
     def plain(self, at: Position) -> Any:
         """The Python value of a node."""
-        loader = yaml.SafeLoader("")
         try:
-            return loader.construct_document(at)
+            return yaml.constructor.SafeConstructor().construct_document(at)
         except yaml.YAMLError as error:
             raise self.error(f"no plain YAML value: {' '.join(str(error).split())}", at) from None
-        finally:
-            loader.dispose()
 
     def mapping(self, at: Position | None) -> dict[str, Position]:
         """Key to node; a key that stands twice, or is no text, is an error."""
