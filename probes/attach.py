@@ -1,0 +1,128 @@
+"""From TARGETs to a view: what the command line and the screen attach to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.config import Config, load_config
+from probes.sampler import Cycle, Sampler
+from probes.series import SeriesStore
+from probes.sources.base import Source, SourceStatus
+from probes.sources.http import TIMEOUT_S, HttpSource
+from probes.sources.recording import RecordingSource
+from probes.target import Target, TargetError, parse_target
+
+if TYPE_CHECKING:
+    from probes.rules import RuleSet
+    from probes.view import View
+
+LIVE_BYTES = 32 << 20
+RECORDED_BYTES = 512 << 20
+"""Window of the store in bytes: a live one must stay small for hours, a recording is wanted whole (policy)."""
+
+WELL_KNOWN = (
+    (8000, "vLLM"),
+    (30000, "SGLang"),
+    (9400, "kvtop export or DCGM exporter"),
+    (8080, "an engine's router"),
+    (9090, "Prometheus"),
+)
+_KNOCK_S = 0.2
+
+
+@dataclass
+class Attachment:
+    """Targets attached to: their samples in ``store``, asked through ``view``.
+
+    ``live`` says that a cycle can bring new samples; ``interval_ms`` is the sampling interval, for recordings alone
+    their median step.
+    """
+
+    store: SeriesStore
+    view: View
+    sources: list[Source]
+    sampler: Sampler
+    live: bool
+    interval_ms: int
+    config: Config
+
+    async def cycle(self, now_ms: int, patience_s: float | None = None) -> Cycle:
+        """Ask every source once, waiting ``patience_s`` at most (default: the interval); see ``Sampler.cycle``."""
+        return await self.sampler.cycle(now_ms, patience_s)
+
+    def span(self) -> tuple[int, int] | None:
+        """First and last sample time in the store, ms; None when there is none."""
+        return self.store.span()
+
+    @property
+    def statuses(self) -> tuple[SourceStatus, ...]:
+        return self.sampler.statuses
+
+    async def close(self) -> None:
+        await self.sampler.close()
+
+
+def attach(
+    targets: Sequence[str],
+    *,
+    config: Path | None = None,
+    interval_ms: int | None = None,
+    mode: str = "3",
+    rules: RuleSet | None = None,
+    timeout_s: float = TIMEOUT_S,
+    max_bytes: int | None = None,
+) -> Attachment:
+    """Attach to every target of the command line and of the configuration; recordings are loaded at once.
+
+    ``interval_ms`` of None means the configuration's, else 1000. Raises ``TargetError`` for a target that cannot be
+    meant; what a target does when it is asked is told by its status instead.
+    """
+    settings = load_config(config) if config is not None else Config()
+    wanted = [*(parse_target(text) for text in targets), *settings.targets]
+    if not wanted:
+        raise TargetError("no target: name one, as in host:8000, http://host:port/metrics or a recording's path")
+    wanted = list({target.shown: target for target in wanted}.values())
+    live = any(target.kind != "recording" for target in wanted)
+    interval = interval_ms or settings.interval_ms or 1000
+    store = SeriesStore(max_bytes or (LIVE_BYTES if live else RECORDED_BYTES))
+    sources = [_source(target, store, timeout_s) for target in wanted]
+    if not live:
+        steps = [source.step_ms for source in sources if isinstance(source, RecordingSource) and source.step_ms]
+        interval = min(steps) if steps else interval
+    return Attachment(
+        store, _view(store, mode, rules), sources, Sampler(store, sources, interval), live, interval, settings
+    )
+
+
+def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
+    if target.kind == "recording" and target.path is not None:
+        return RecordingSource(target.shown, target.path, store)
+    if target.kind == "http":
+        return HttpSource(target, store, timeout_s=timeout_s)
+    raise TargetError(f"target {target.shown}: not supported by this version of kvscope")
+
+
+def _view(store: SeriesStore, mode: str, rules: RuleSet | None) -> View:
+    from probes.view import View  # here so that reading a recording alone needs no query engine
+
+    return View(store, rules=rules, mode=mode)
+
+
+async def discover(timeout_s: float = _KNOCK_S) -> list[tuple[str, str]]:
+    """The well-known loopback ports on which something listens: ``(host:port, what usually does)``."""
+
+    async def knock(port: int, what: str) -> tuple[str, str] | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except (OSError, TimeoutError):
+            return None
+        writer.transport.abort()
+        return f"127.0.0.1:{port}", what
+
+    found = await asyncio.gather(*(knock(port, what) for port, what in WELL_KNOWN))
+    return [one for one in found if one is not None]

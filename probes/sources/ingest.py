@@ -1,0 +1,145 @@
+"""From a parsed page to a column of the store: target labels, derived gauges, and the scrape's own series."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from probes.columns import Floats, Rows, blank
+from probes.exposition import Limits, Page, PageParser
+from probes.exposition.page import NO_TIME
+from probes.labels import Labels
+from probes.series import Metadata, SeriesStore
+from probes.sources.info import InfoLabels
+from probes.target import Target
+
+CHANGED = "kvscope_scrape_samples_changed"
+OLDEST_MS = 300_000
+"""A sample with an own timestamp older than this is left out: Prometheus' look-back, after which it would not show."""
+
+
+class TargetFrame:
+    """The frame of one live target. The parser's ids stand for label sets for ever; rows of the frame may be reused."""
+
+    def __init__(self, store: SeriesStore, target: Target, info: InfoLabels, limits: Limits | None = None) -> None:
+        self._store = store
+        self._target = target
+        self._info = info
+        self._limits = limits
+        self.frame = store.frame(target.shown)
+        own = {"job": target.job, "instance": target.instance}
+        self._fixed = {**target.labels, **own}
+        self._up = Labels.of(own | dict(target.labels), name="up")
+        self._duration = self._up.replace(__name__="scrape_duration_seconds")
+        self._scraped = self._up.replace(__name__="scrape_samples_scraped")
+        self._changed = self._up.replace(__name__=CHANGED)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.parser = PageParser(self._identify, self._limits)
+        self._ids: dict[Labels, int] = {}
+        self._labels: list[Labels] = []
+        self._previous: Floats = blank(0)
+        self._had = np.empty(0, dtype=np.bool_)
+        self._cached: tuple[Rows, int] | None = None
+        self._rows: Rows = np.empty(0, dtype=np.intp)
+        self._keep = np.empty(0, dtype=np.intp)
+        self._derived: list[tuple[int, Labels, float]] = []
+        self._scrapes = 0
+
+    def _identify(self, labels: Labels) -> int:
+        """A number for a series of the page, with the target's labels on it; what clashes becomes ``exported_…``."""
+        found = labels.as_dict()
+        for key, value in self._fixed.items():
+            if key in found:
+                exported = f"exported_{key}"
+                while exported in found:
+                    exported = f"exported_{exported}"
+                found[exported] = found.pop(key)
+            found[key] = value
+        made = Labels.of(found)
+        known = self._ids.get(made)
+        if known is None:
+            known = self._ids[made] = len(self._labels)
+            self._labels.append(made)
+        return known
+
+    def write(self, time_ms: int, page: Page, duration_s: float) -> str:
+        """Write a page as the column at ``time_ms``; the answer is a remark on what was left out, or empty."""
+        remarks = [f"{page.duplicates} duplicate samples left out"] if page.duplicates else []
+        changed = self._count_changed(page)
+        rows, values = self._layout(page), page.values[self._keep]
+        if page.times is not None:
+            age = time_ms - page.times[self._keep]
+            old = (page.times[self._keep] != NO_TIME) & (age > OLDEST_MS)
+            if old.any():
+                remarks.append(f"{int(old.sum())} samples left out: their own timestamps are more than 5 minutes old")
+                rows, values = rows[~old], values[~old]
+        given = np.concatenate([values, self._constants(page), [1.0, duration_s, float(len(page.rows))]])
+        extra = [self._row(labels) for _, labels, _ in self._derived]
+        own = [self._row(labels) for labels in (self._up, self._duration, self._scraped)]
+        if changed is not None:
+            own.append(self._row(self._changed))
+            given = np.append(given, float(changed))
+        self.frame.append(time_ms, np.concatenate([rows, np.array(extra + own, dtype=np.intp)]), given)
+        for family in page.families.values():
+            if self._store.metadata(family.name) is None:
+                kind = "unknown" if family.type == "untyped" else family.type
+                self._store.set_metadata(family.name, Metadata(kind, family.help, family.unit))
+        if len(self._labels) > 2 * len(page.rows) + 1000:
+            self._reset()
+        return "; ".join(remarks)
+
+    def fail(self, time_ms: int, duration_s: float) -> None:
+        """Write a failed scrape: ``up`` 0, and every series of the target stale from here on."""
+        rows = [self._row(labels) for labels in (self._up, self._duration, self._scraped)]
+        self.frame.append(time_ms, np.array(rows, dtype=np.intp), np.array([0.0, duration_s, 0.0]))
+
+    def _row(self, labels: Labels) -> int:
+        return self.frame.row(labels)
+
+    def _layout(self, page: Page) -> Rows:
+        """The frame's rows of a page; looked up anew whenever a series came or went anywhere in the store."""
+        if self._cached is not None and self._cached[0] is page.rows and self._cached[1] == self._store.version:
+            return self._rows
+        synthetic = {self._up, self._duration, self._scraped, self._changed}
+        ids = page.rows.tolist()
+        self._keep = np.array([i for i, at in enumerate(ids) if self._labels[at] not in synthetic], dtype=np.intp)
+        labels = [self._labels[at] for i, at in enumerate(ids) if self._labels[at] not in synthetic]
+        self._rows = np.array([self.frame.row(one) for one in labels], dtype=np.intp)
+        present = set(labels)
+        found: dict[Labels, tuple[int, Labels, float]] = {}
+        for i, at in enumerate(ids):
+            for derived, constant in self._info.derive(self._labels[at], self._target.labels):
+                if derived not in present:
+                    found.setdefault(derived, (i, derived, constant))
+        self._derived = list(found.values())
+        for labels_ in (*found, *synthetic):
+            self.frame.row(labels_)
+        self._cached = (page.rows, self._store.version)
+        return self._rows
+
+    def _constants(self, page: Page) -> Floats:
+        """Values of the derived gauges; absent where the info sample is 0 or NaN."""
+        out = blank(len(self._derived))
+        for i, (at, _, constant) in enumerate(self._derived):
+            if page.values[at] > 0:
+                out[i] = constant
+        return out
+
+    def _count_changed(self, page: Page) -> int | None:
+        """How many samples differ from the page before (a new series differs); None for the first page."""
+        size = len(self._labels)
+        if size > len(self._had):
+            grown = blank(size + size // 4)
+            grown[: len(self._previous)] = self._previous
+            had = np.zeros(len(grown), dtype=np.bool_)
+            had[: len(self._had)] = self._had
+            self._previous, self._had = grown, had
+        before = self._previous[page.rows]
+        same = (before == page.values) | (np.isnan(before) & np.isnan(page.values))
+        changed = int(np.count_nonzero(~(same & self._had[page.rows])))
+        self._had[:] = False
+        self._had[page.rows] = True
+        self._previous[page.rows] = page.values
+        self._scrapes += 1
+        return changed if self._scrapes > 1 else None

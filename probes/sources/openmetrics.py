@@ -1,0 +1,181 @@
+"""Streaming reader of an OpenMetrics file with timestamps: samples as three flat arrays."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from probes.columns import Floats, Times
+from probes.exposition import ExpositionError, Family, Metadata, parse_comment, parse_sample
+from probes.exposition.line import parse_series
+from probes.exposition.refuse import decode, refuse_foreign
+from probes.labels import Labels
+
+_CHUNK = 1 << 20
+_LONGEST_LINE = 1 << 20
+_FIRST_MS = 1e11  # a timestamp beyond this is in milliseconds: in seconds it would be the year 5138
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A file's samples in file order: sample i belongs to ``labels[series[i]]``; times in ms.
+
+    ``closed`` says that the file ends with ``# EOF``; ``cut`` that its last line was incomplete (and left out);
+    ``dropped`` counts the oldest samples left out to stay within the cap.
+    """
+
+    labels: list[Labels]
+    series: Times
+    times: Times
+    values: Floats
+    families: dict[str, Family]
+    closed: bool
+    cut: bool
+    dropped: int
+    bytes: int
+
+
+def read_samples(path: Path, *, cap: int = 20_000_000) -> Samples:
+    """Read a recording, keeping at most about ``cap`` samples (the newest; 24 bytes each).
+
+    A page without any timestamp counts as one scrape at the file's modification time. Raises ``ExpositionError`` for a
+    file that is no exposition, ``OSError`` where it cannot be read.
+    """
+    reader = _Reader(cap)
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        reader.read(gzip.GzipFile(fileobj=raw) if zipped else raw)
+    return reader.result(round(path.stat().st_mtime * 1000))
+
+
+class _Reader:
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._known: dict[bytes, int] = {}
+        self._ids: dict[Labels, int] = {}
+        self._metadata = Metadata()
+        self._chunks: list[tuple[Times, Floats, Floats]] = []
+        self._held = 0
+        self._oldest = -np.inf
+        self._number = 0
+        self.dropped = self.bytes = 0
+        self.closed = self.cut = False
+
+    def read(self, file: IO[bytes] | gzip.GzipFile) -> None:
+        for lines in self._lines(file):
+            self._take(lines)
+            if self.closed:
+                return
+
+    def _lines(self, file: IO[bytes] | gzip.GzipFile) -> Iterator[list[bytes]]:
+        """Whole lines, a chunk at a time; what is left behind the last line feed is the cut line."""
+        rest = b""
+        first = True
+        while True:
+            try:
+                chunk = file.read(_CHUNK)
+            except (EOFError, gzip.BadGzipFile):
+                chunk = b""
+            if not chunk:
+                break
+            self.bytes += len(chunk)
+            lines = (rest + chunk).split(b"\n")
+            if first:
+                refuse_foreign(chunk)
+                first = False
+            rest = lines.pop()
+            if len(rest) > _LONGEST_LINE:
+                raise ExpositionError(f"a line of more than {_LONGEST_LINE} bytes", self._number + len(lines) + 1)
+            yield lines
+        if rest.rstrip() == b"# EOF":
+            self.closed = True
+        elif rest.strip():
+            self.cut = True
+
+    def _take(self, lines: list[bytes]) -> None:
+        ids: list[int] = []
+        values: list[float] = []
+        times: list[float] = []
+        known = self._known
+        for number, line in enumerate(lines, self._number + 1):
+            parts = line.rsplit(b" ", 2)
+            at = known.get(parts[0])
+            if at is not None and len(parts) == 3 and b"_" not in parts[1]:
+                try:
+                    value, time = float(parts[1]), float(parts[2])
+                except ValueError:
+                    at = None
+                else:
+                    ids.append(at)
+                    values.append(value)
+                    times.append(time)
+                    continue
+            if line[:1] == b"#":
+                if parse_comment(decode(line, number), self._metadata, number):
+                    self.closed = True
+                    break
+            elif line and not line.isspace():
+                at, value, time = self._whole(line, parts, number)
+                ids.append(at)
+                values.append(value)
+                times.append(time)
+        self._number += len(lines)
+        self._keep(np.array(ids, dtype=np.int64), np.array(times), np.array(values))
+
+    def _whole(self, line: bytes, parts: list[bytes], number: int) -> tuple[int, float, float]:
+        sample = parse_sample(decode(line, number), number)
+        at = self._ids.setdefault(sample.labels, len(self._ids))
+        if sample.time is None:
+            return at, sample.value, np.nan
+        try:
+            time = float(sample.time)
+        except ValueError:
+            raise ExpositionError(f"{sample.time!r} is not a timestamp", number) from None
+        text = line.decode()
+        if len(parts) == 3 and text[: parse_series(text)[1]].encode() == parts[0]:
+            self._known[parts[0]] = at
+        return at, sample.value, time
+
+    def _keep(self, ids: Times, times: Floats, values: Floats) -> None:
+        new = ~(times < self._oldest)
+        self.dropped += int(len(new) - np.count_nonzero(new))
+        self._chunks.append((ids[new], times[new], values[new]))
+        self._held += int(np.count_nonzero(new))
+        if self._held > self._cap:
+            self._halve()
+
+    def _halve(self) -> None:
+        """Drop the older half of the time that is held, and from now on whatever is older than that."""
+        ids, times, values = self._joined()
+        self._oldest = float(np.median(times))
+        new = times > self._oldest
+        if not new.any():
+            new = times >= self._oldest
+        self.dropped += int(len(new) - np.count_nonzero(new))
+        self._chunks = [(ids[new], times[new], values[new])]
+        self._held = int(np.count_nonzero(new))
+
+    def _joined(self) -> tuple[Times, Floats, Floats]:
+        if not self._chunks:
+            return np.empty(0, np.int64), np.empty(0), np.empty(0)
+        columns = tuple(zip(*self._chunks, strict=True))
+        return np.concatenate(columns[0]), np.concatenate(columns[1]), np.concatenate(columns[2])
+
+    def result(self, mtime_ms: int) -> Samples:
+        ids, times, values = self._joined()
+        timeless = np.isnan(times)
+        if timeless.all():
+            stamps = np.full(len(times), mtime_ms, dtype=np.int64)
+        elif timeless.any():
+            raise ExpositionError("some samples have a timestamp and some have none")
+        else:
+            scale = 1.0 if float(np.median(times)) > _FIRST_MS else 1000.0
+            stamps = np.rint(times * scale).astype(np.int64)
+        families = self._metadata.families
+        return Samples(list(self._ids), ids, stamps, values, families, self.closed, self.cut, self.dropped, self.bytes)
