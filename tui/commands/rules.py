@@ -1,0 +1,37 @@
+"""``kvtop rules``: Prometheus rules on stdout, recording rules first, then the playbooks' alerts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tui.commands import EXIT_OK
+from tui.commands.errors import plain_errors
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--recording", action="store_true", help="only the recording rules (engine names to kv:* names)")
+    part.add_argument("--alerts", action="store_true", help="only the alerts (they rest on the recording rules)")
+    parser.add_argument(
+        "--playbooks", metavar="DIR", type=Path, action="append", default=[], help="your own playbooks, too"
+    )
+    parser.add_argument("--runbooks", metavar="URL", help="where the runbook pages are published (for runbook_url)")
+    parser.epilog = "example: kvtop rules > kvscope.rules.yml && promtool check rules kvscope.rules.yml"
+
+
+def run(args: argparse.Namespace) -> int:
+    from exporters.rules import RUNBOOK_BASE, render_alerts, render_recording_rules, render_rules
+    from playbooks.playbook import load_playbooks
+    from probes.rules import RuleSet
+
+    base = args.runbooks or RUNBOOK_BASE
+    with plain_errors():
+        if args.recording:
+            text = render_recording_rules(RuleSet.load())
+        elif args.alerts:
+            text = render_alerts(load_playbooks(args.playbooks), base)
+        else:
+            text = render_rules(RuleSet.load(), load_playbooks(args.playbooks), base)
+    print(text, end="")
+    return EXIT_OK
