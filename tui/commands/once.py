@@ -1,0 +1,64 @@
+"""``kvtop once``: one reading of every target."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from tui.commands import EXIT_NOTHING, EXIT_OK
+from tui.commands.errors import plain_errors
+from tui.commands.session import Session, add_target_arguments, attached, collect
+from tui.commands.when import duration_option, moment_option
+
+if TYPE_CHECKING:
+    from tui.panels import Panel
+    from tui.reading import EntityReading
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="for machines (kvscope.reading/1)")
+    parser.add_argument(
+        "--for", dest="for_ms", metavar="DUR", type=duration_option, default=0, help="watch for so long"
+    )
+    parser.add_argument("--at", metavar="T", type=moment_option, help="of a recording: this moment (default its end)")
+    parser.epilog = (
+        "A live target is scraped once: rates and quantiles need a window and are `not yet seen`\n"
+        "unless --for is given. exit codes: 0 fine, 2 usage, 4 nothing could be collected"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    with plain_errors():
+        session = collect(attached(args), args.for_ms)
+    at_ms = args.at.resolve(session.end_ms) if args.at else session.end_ms
+    panels, readings = reading(session, at_ms)
+    if args.json:
+        from tui.commands.output import print_json
+        from tui.reading import as_json
+
+        print_json(
+            {**as_json(at_ms, readings), "sources": [source_json(session, n) for n in range(len(session.statuses))]}
+        )
+    else:
+        from tui.commands.reading_text import reading_text
+
+        print(reading_text(at_ms, session.window_ms, readings, panels, session.statuses))
+    return EXIT_NOTHING if session.empty else EXIT_OK
+
+
+def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[EntityReading]]:
+    """Every panel of every entity, and the raw gauges and counters beside them."""
+    from tui.panels import PANELS, raw_panels
+    from tui.reading import read
+    from tui.vocabulary import raw_vocabulary
+
+    panels = (*PANELS, *raw_panels(raw_vocabulary()))
+    faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
+    return panels, read(session.view, at_ms, session.window_ms, panels, faults=faults)
+
+
+def source_json(session: Session, at: int) -> dict[str, object]:
+    """A source as the diagnosis' JSON has it, too."""
+    one = session.statuses[at]
+    return {"target": one.target, "state": one.state, "age_s": one.age_s(session.end_ms), "error": one.error}

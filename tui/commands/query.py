@@ -1,0 +1,85 @@
+"""``kvtop query``: PromQL over live or recorded series."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tui.commands import EXIT_OK, CommandError
+from tui.commands.errors import plain_errors
+from tui.commands.session import Session, add_target_arguments, attached, collect, nothing
+from tui.commands.when import duration_option, duration_text, moment_option
+
+_MAX_STEPS = 11_000  # Prometheus' own limit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("expr", metavar="EXPR", help="PromQL; canonical kv:* names are expanded, $window is filled in")
+    add_target_arguments(parser)
+    parser.add_argument("--time", metavar="T", type=moment_option, help="instant (default: the end of the data)")
+    parser.add_argument("--start", metavar="T", type=moment_option, help="range query from here")
+    parser.add_argument("--end", metavar="T", type=moment_option, help="… to here (default: the end of the data)")
+    parser.add_argument(
+        "--step", metavar="DUR", type=duration_option, help="… at this distance (default: about 60 steps)"
+    )
+    parser.add_argument(
+        "--for", dest="for_ms", metavar="DUR", type=duration_option, default=0, help="collect for so long"
+    )
+    parser.add_argument("--json", action="store_true", help='what Prometheus gives in "data"')
+    parser.epilog = (
+        "example: kvtop query 'rate(kv:generation_tokens_total[$window])' localhost:8000 --for 30s\n"
+        "exit codes: 0 fine (an empty answer, too), 2 usage or expression, 4 nothing could be collected"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.time and (args.start or args.end or args.step):
+        raise CommandError("--time asks for one instant; --start, --end and --step for a range: give one or the other")
+    if not args.start and (args.end or args.step):
+        raise CommandError("a range query needs --start")
+    _check(args.expr)
+    with plain_errors():
+        session = collect(attached(args), args.for_ms)
+        if session.empty:
+            raise nothing(session)
+        data = ask(session, args)
+    if args.json:
+        from tui.commands.output import print_json
+
+        print_json(data)
+    else:
+        from tui.commands.answer import as_text
+
+        print(as_text(data))
+    return EXIT_OK
+
+
+def _check(text: str) -> None:
+    """Refuse a broken expression before any target is asked."""
+    from probes.promql.parse import parse
+
+    with plain_errors():
+        parse(text.replace("$window", "1m"))
+
+
+def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
+    """The answer as Prometheus' ``data``."""
+    from tui.commands.answer import instant_data, range_data
+
+    text = args.expr.replace("$window", duration_text(session.window_ms))
+    if not args.start:
+        at_ms = args.time.resolve(session.end_ms) if args.time else session.end_ms
+        return instant_data(session.view.query(text, at_ms))
+    end_ms = args.end.resolve(session.end_ms) if args.end else session.end_ms
+    start_ms = args.start.resolve(session.end_ms)
+    if start_ms > end_ms:
+        raise CommandError("--start lies after --end")
+    step_ms = args.step or _step(end_ms - start_ms, session.interval_ms)
+    if (end_ms - start_ms) // step_ms > _MAX_STEPS:
+        raise CommandError(f"more than {_MAX_STEPS:,} steps: give a longer --step")
+    return range_data(session.view.query_range(text, start_ms, end_ms, step_ms))
+
+
+def _step(span_ms: int, interval_ms: int) -> int:
+    """About sixty steps, a multiple of the sampling interval."""
+    return max(1, -(-span_ms // (60 * interval_ms))) * interval_ms

@@ -1,0 +1,162 @@
+"""Headless attachment: collect for a while (or load what was recorded), then there is a view to ask."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.sources.base import SourceStatus
+from tui.commands import EXIT_NOTHING, CommandError
+from tui.commands.when import duration_option, duration_text
+
+if TYPE_CHECKING:
+    from probes.view import View
+
+    from probes.attach import Attachment
+
+MIN_WINDOW_MS = 60_000
+TIMEOUT_S = 5.0
+_HOPELESS_CYCLES = 3
+_NEVER_CAME = frozenset(("refused", "http-error", "not-exposition", "no-permission"))
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What was collected: ``start_ms`` and ``end_ms`` bound the data, ``interval_ms`` is its sampling interval."""
+
+    attachment: Attachment
+    statuses: tuple[SourceStatus, ...]
+    start_ms: int
+    end_ms: int
+    interval_ms: int
+
+    @property
+    def view(self) -> View:
+        return self.attachment.view
+
+    @property
+    def window_ms(self) -> int:
+        """``$window``: four intervals, at least a minute, but never more than the data that there is (a rate over a
+        window that is only partly filled would be too low)."""
+        wanted = max(4 * self.interval_ms, MIN_WINDOW_MS)
+        held = self.end_ms - self.start_ms
+        return min(wanted, held) if held > 0 else wanted
+
+    @property
+    def empty(self) -> bool:
+        """No target gave a single sample, ever."""
+        return all(status.last_ok_ms is None and not status.samples for status in self.statuses)
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, *, nargs: str = "*") -> None:
+    """TARGET and what goes with it."""
+    parser.add_argument(
+        "targets", metavar="TARGET", nargs=nargs, help="host:port, a URL, a recording (see `kvtop help`)"
+    )
+    add_attach_arguments(parser)
+
+
+def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", type=Path, help="targets with names, labels and credentials (YAML)")
+    parser.add_argument("--interval", metavar="DUR", type=duration_option, help="sampling interval (default 1s)")
+    parser.add_argument(
+        "--timeout",
+        metavar="DUR",
+        type=duration_option,
+        default=round(TIMEOUT_S * 1000),
+        help="deadline of a scrape (5s)",
+    )
+
+
+def attached(args: argparse.Namespace) -> Attachment:
+    """Attach to what the words name; without any, to what is found on this host."""
+    from probes.attach import attach
+
+    targets: Sequence[str] = args.targets
+    if not targets and args.config is None:
+        targets = found_here()
+    return attach(targets, config=args.config, interval_ms=args.interval, timeout_s=args.timeout / 1000)
+
+
+def found_here() -> list[str]:
+    """Metrics pages on this host's well-known ports; ``CommandError`` says how to attach when there is none."""
+    from probes.attach import discover
+
+    found = [target for target, what in asyncio.run(discover()) if what != "Prometheus"]
+    if not found:
+        raise CommandError(
+            "no target given and nothing found on this host; attach with host:port (vLLM: the port of its API), "
+            "prometheus+http://host:9090 or a recording's path, or try `kvtop demo`",
+            EXIT_NOTHING,
+        )
+    return found
+
+
+def collect(attachment: Attachment, for_ms: int = 0) -> Session:
+    """One cycle, and more of them until ``for_ms`` have passed; recordings are there already.
+
+    Gives up early when after three cycles no target ever answered as a metrics page would.
+    """
+    statuses = asyncio.run(_collect(attachment, for_ms))
+    span = attachment.span()
+    now = round(time.time() * 1000)
+    start, end = span if span is not None else (now, now)
+    return Session(attachment, statuses, start, end, attachment.interval_ms)
+
+
+async def _collect(attachment: Attachment, for_ms: int) -> tuple[SourceStatus, ...]:
+    patience = max((getattr(source, "timeout_s", 0.0) for source in attachment.sources), default=TIMEOUT_S)
+    start = time.monotonic()
+    due = 0.0
+    cycles = 0
+    progress = _Progress(for_ms)
+    try:
+        while True:
+            now = round(time.time() * 1000)
+            last = (time.monotonic() - start) * 1000 >= for_ms - attachment.interval_ms
+            cycle = await attachment.cycle(now, patience if last or for_ms == 0 else None)
+            cycles += 1
+            spent = time.monotonic() - start
+            progress.show(spent)
+            if not attachment.live or spent * 1000 >= for_ms or _hopeless(cycle.statuses, cycles):
+                return cycle.statuses
+            due += attachment.interval_ms / 1000
+            await asyncio.sleep(max(0.0, min(start + due, start + for_ms / 1000) - time.monotonic()))
+    finally:
+        progress.clear()
+        await attachment.close()
+
+
+def _hopeless(statuses: Sequence[SourceStatus], cycles: int) -> bool:
+    if cycles < _HOPELESS_CYCLES:
+        return False
+    return all(status.state in _NEVER_CAME and status.last_ok_ms is None for status in statuses)
+
+
+class _Progress:
+    """One line on a terminal's stderr while a person waits; nothing elsewhere."""
+
+    def __init__(self, for_ms: int) -> None:
+        self._for_ms = for_ms
+        self._on = for_ms >= 2000 and sys.stderr.isatty()
+
+    def show(self, spent_s: float) -> None:
+        if self._on:
+            text = f"collecting: {spent_s:.0f} s of {duration_text(self._for_ms)} (Ctrl-C stops)"
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._on:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def nothing(session: Session) -> CommandError:
+    """Why nothing could be collected: the fault of each target, in one line."""
+    faults = [f"{status.target}: {status.error or status.state}" for status in session.statuses]
+    return CommandError("nothing could be collected: " + "; ".join(faults), EXIT_NOTHING)
