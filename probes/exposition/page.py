@@ -53,6 +53,7 @@ class _Layout:
     rows: IntArray
     families: Mapping[str, Family]
     duplicates: int
+    openmetrics: bool
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class PageParser:
         parts = [line.rpartition(b" ") for line in lines]
         heads = [part[0] for part in parts]
         layout = self._layout
-        if layout is not None and heads == layout.heads:
+        if layout is not None and layout.openmetrics is openmetrics and heads == layout.heads:
             page = _by_layout(layout, [part[2] for part in parts])
             if page is not None:
                 return page
@@ -120,7 +121,7 @@ class PageParser:
         rows = np.array(got.rows, dtype=np.int64)
         self._layout = None
         if got.plain and not got.timed and got.at:
-            self._layout = _layout(heads, tails, got, rows, metadata.families)
+            self._layout = _layout(heads, tails, got, rows, metadata.families, openmetrics)
         if len(self._known) > 2 * len(got.prefixes) + 1000:
             self._known = {prefix: self._known[prefix] for prefix in got.prefixes}
         times = np.array(got.times, dtype=np.int64) if got.timed else None
@@ -187,10 +188,15 @@ def _by_layout(layout: _Layout, tails: list[bytes]) -> Page | None:
 
 
 def _layout(
-    heads: list[bytes], tails: list[bytes], got: _Lines, rows: IntArray, families: Mapping[str, Family]
+    heads: list[bytes],
+    tails: list[bytes],
+    got: _Lines,
+    rows: IntArray,
+    families: Mapping[str, Family],
+    openmetrics: bool,
 ) -> _Layout:
-    pick_notes = _picker(got.notes)
-    return _Layout(heads, _picker(got.at), pick_notes, pick_notes(tails), rows, families, got.duplicates)
+    notes = _picker(got.notes)
+    return _Layout(heads, _picker(got.at), notes, notes(tails), rows, families, got.duplicates, openmetrics)
 
 
 def _picker(at: list[int]) -> Callable[[list[bytes]], tuple[bytes, ...]]:

@@ -58,6 +58,8 @@ class _Progress:
 
     stage: str = "connect"
     bytes: int = 0
+    heard: bytes = b""
+    """The first bytes of the answer, whatever they are."""
 
 
 class Fetcher:
@@ -252,6 +254,10 @@ class Fetcher:
                             "truncated", f"{_os_words(error)} after {_size(progress.bytes)} of the answer"
                         ) from None
                     raise _ClosedEarlyError(f": {_os_words(error)}") from None
+                if not answered:
+                    if not data:
+                        raise _silent(progress)
+                    progress.heard = progress.heard or data[:80]
                 connection.http.receive_data(data)
             elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
                 raise _ClosedEarlyError("")
@@ -333,13 +339,19 @@ def _inflate(inflate: zlib._Decompress | None, data: bytes, room: int) -> bytes:
 
 def _protocol_fault(error: h11.RemoteProtocolError, answered: bool, progress: _Progress) -> Exception:
     words = str(error)
-    if "closed connection" in words:
-        if answered:
-            return FetchError("truncated", f"the answer was cut off after {_size(progress.bytes)}: {words}")
-        return _ClosedEarlyError("")
     if answered:
-        return FetchError("truncated", f"the answer broke off after {_size(progress.bytes)}: {words}")
+        return FetchError("truncated", f"the answer was cut off after {_size(progress.bytes)}: {words}")
     return FetchError("not-exposition", f"the server does not speak HTTP: {words[:80]}")
+
+
+def _silent(progress: _Progress) -> Exception:
+    """The connection ended before an answer began, or after something that is none."""
+    if not progress.heard:
+        return _ClosedEarlyError("")
+    said = progress.heard.decode("latin-1").strip()[:40]
+    if said.startswith("HTTP/"):
+        return FetchError("truncated", "the connection ended within the answer's headers")
+    return FetchError("not-exposition", f"the server does not speak HTTP: it says {said!r}")
 
 
 def _late(progress: _Progress, seconds: float) -> str:
