@@ -140,9 +140,8 @@ class PageParser:
                 row = self._known[prefix] = self._resolve(labels)
         words = rest.split(b"#", 1)[0].split()
         if not words or len(words) > 2 or (rest[:1] not in (b" ", b"\t") and prefix[-1:] != b"}"):
-            raise ExpositionError(
-                f"expected a value after {decode(prefix, at + 1)[:60]!r}, found {rest[:40]!r}", at + 1
-            )
+            found = decode(rest, at + 1)[:40]
+            raise ExpositionError(f"expected a value after {decode(prefix, at + 1)[:60]!r}, found {found!r}", at + 1)
         value = parse_value(words[0].decode("utf-8", "replace"), at + 1)
         time = NO_TIME
         if len(words) == 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import os
 import ssl
 import time
 import zlib
@@ -57,7 +58,7 @@ class _Progress:
     """How far a request has come, for the words of a time-out."""
 
     stage: str = "connect"
-    bytes: int = 0
+    size: int = 0
     heard: bytes = b""
     """The first bytes of the answer, whatever they are."""
 
@@ -221,7 +222,7 @@ class Fetcher:
                 progress.stage = "body"
                 inflate = _inflater(_header(head, "content-encoding"))
             elif isinstance(event, h11.Data):
-                progress.bytes += len(event.data)
+                progress.size += len(event.data)
                 data = _inflate(inflate, bytes(event.data), self._max_bytes - size)
                 size += len(data)
                 if size >= self._max_bytes or (inflate is not None and inflate.unconsumed_tail):
@@ -236,7 +237,7 @@ class Fetcher:
         location = _header(head, "location") if head.status_code in _REDIRECT_CODES else ""
         reason = head.reason.decode("latin-1", "replace")
         kind = _header(head, "content-type")
-        return Response(head.status_code, reason, kind, b"".join(chunks), progress.bytes), location
+        return Response(head.status_code, reason, kind, b"".join(chunks), progress.size), location
 
     async def _event(self, connection: _Connection, progress: _Progress, answered: bool) -> object:
         """The next event of the answer."""
@@ -251,7 +252,7 @@ class Fetcher:
                 except OSError as error:
                     if answered:
                         raise FetchError(
-                            "truncated", f"{_os_words(error)} after {_size(progress.bytes)} of the answer"
+                            "truncated", f"{_os_words(error)} after {_size(progress.size)} of the answer"
                         ) from None
                     raise _ClosedEarlyError(f": {_os_words(error)}") from None
                 if not answered:
@@ -340,7 +341,7 @@ def _inflate(inflate: zlib._Decompress | None, data: bytes, room: int) -> bytes:
 def _protocol_fault(error: h11.RemoteProtocolError, answered: bool, progress: _Progress) -> Exception:
     words = str(error)
     if answered:
-        return FetchError("truncated", f"the answer was cut off after {_size(progress.bytes)}: {words}")
+        return FetchError("truncated", f"the answer was cut off after {_size(progress.size)}: {words}")
     return FetchError("not-exposition", f"the server does not speak HTTP: {words[:80]}")
 
 
@@ -356,7 +357,7 @@ def _silent(progress: _Progress) -> Exception:
 
 def _late(progress: _Progress, seconds: float) -> str:
     if progress.stage == "body":
-        return f"slow drip: {_size(progress.bytes)} in {seconds:.1f} s, and the answer had not ended"
+        return f"slow drip: {_size(progress.size)} in {seconds:.1f} s, and the answer had not ended"
     words = {
         "resolve": "the name was not resolved",
         "connect": "no connection",
@@ -370,7 +371,8 @@ def _size(count: int) -> str:
 
 
 def _os_words(error: Exception | None) -> str:
-    return str(getattr(error, "strerror", None) or error or "no address").lower()
+    number = getattr(error, "errno", None)
+    return (os.strerror(number) if number else str(error or "no address")).lower()
 
 
 def _tls_words(error: ssl.SSLError) -> str:
