@@ -21,7 +21,11 @@ _PLACEHOLDER = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 
 
 class AlertSource(Protocol):
-    """A playbook's alert: ``expr`` over canonical names, ``for_`` a Prometheus duration."""
+    """A playbook's alert: ``expr`` over canonical names, ``for_`` a Prometheus duration.
+
+    ``symptom`` says that it shows the effect, not the cause: such alerts carry the label ``symptom="true"``, so that
+    Alertmanager can inhibit them under another alert.
+    """
 
     @property
     def expr(self) -> str: ...
@@ -30,7 +34,7 @@ class AlertSource(Protocol):
     @property
     def severity(self) -> str: ...
     @property
-    def summary(self) -> str: ...
+    def symptom(self) -> bool: ...
 
 
 class PlaybookSource(Protocol):
@@ -97,9 +101,9 @@ def _alert(playbook: PlaybookSource, alert: AlertSource, runbook_base: str) -> d
     rule: dict[str, object] = {"alert": alert_name(playbook.id), "expr": _checked(playbook, alert)}
     if alert.for_:
         rule["for"] = alert.for_
-    rule["labels"] = {"cause": playbook.id, "severity": alert.severity}
+    rule["labels"] = {"cause": playbook.id, "severity": alert.severity} | ({"symptom": "true"} if alert.symptom else {})
     rule["annotations"] = {
-        "summary": (alert.summary or playbook.title) + (f" ({member})" if member else ""),
+        "summary": playbook.title + (f" ({member})" if member else ""),
         "description": playbook.summary + " Value: {{ $value | humanize }}.",
         "runbook_url": f"{runbook_base.rstrip('/')}/{playbook.id}.md",
     }

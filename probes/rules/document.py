@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
@@ -38,8 +37,8 @@ class Document:
             raise RuleError(f"no YAML: {' '.join(str(error).split())}", file=file) from None
 
     @classmethod
-    def read(cls, source: Readable) -> Document:
-        name = str(source) if isinstance(source, Path) else source.name
+    def read(cls, source: Readable, name: str) -> Document:
+        """Read ``source``; errors call it ``name``."""
         try:
             return cls(source.read_text(encoding="utf-8"), name)
         except OSError as error:

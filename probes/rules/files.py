@@ -26,9 +26,9 @@ def packaged() -> list[Readable]:
     return sorted(found, key=lambda f: f.name)
 
 
-def found_in(paths: Iterable[str | Path]) -> list[Readable]:
+def found_in(paths: Iterable[str | Path]) -> list[Path]:
     """The rule files (and vocabularies) at ``paths``: files as they are, of a directory those with our endings."""
-    found: list[Readable] = []
+    found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(f for f in path.iterdir() if _is_ours(f.name))

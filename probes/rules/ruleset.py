@@ -33,8 +33,8 @@ class RuleSet:
         A directory is read for ``*.rules.yml`` and a ``canonical.yml`` that adds names. Errors: ``RuleError``, one
         line with file, line, rule and what to do.
         """
-        documents = [Document.read(f) for f in packaged()]
-        given = [Document.read(f) for f in found_in(paths or ())]
+        documents = [Document.read(f, f.name) for f in packaged()]
+        given = [Document.read(f, str(f)) for f in found_in(paths or ())]
         vocabulary = Vocabulary.read([d for d in [*documents, *given] if d.file.endswith(VOCABULARY_FILE)])
         files = [d for d in [*given, *documents] if not d.file.endswith(VOCABULARY_FILE)]
         return cls(vocabulary, [rule for d in files for rule in read_rules(d, vocabulary)])
