@@ -68,7 +68,7 @@ def _block(one: EntityReading, panels: Mapping[str, Panel]) -> str:
         rows.append([title, _number(name, reading), _state(reading)])
     text = _title(one) + "\n" + table((), rows, right=(1,), indent="  ")
     if absent:
-        text += "\n" + _folded("unsupported here: ", absent)
+        text += "\n" + folded("unsupported here: ", absent)
     return text.rstrip()
 
 
@@ -80,7 +80,7 @@ def _number(name: str, reading: Reading) -> str:
     return text_of(reading.value, reading.unit)
 
 
-def _folded(head: str, words: Sequence[str], width: int = 100) -> str:
+def folded(head: str, words: Sequence[str], width: int = 100) -> str:
     """A list of words on as many lines as they need."""
     lines, line = [], "  " + head
     for k, word in enumerate(words):

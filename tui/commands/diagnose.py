@@ -1,0 +1,115 @@
+"""``kvtop diagnose``: collect (or take what was recorded), test every playbook, report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tui.commands import CommandError
+from tui.commands.errors import plain_errors
+from tui.commands.session import Session, add_target_arguments, attached, collect
+from tui.commands.when import duration_option, duration_text, moment_option, rfc3339
+
+if TYPE_CHECKING:
+    from playbooks.grid import Grid
+    from playbooks.objective import Objective
+    from playbooks.playbook import Playbook
+    from playbooks.verdict import Diagnosis
+
+LIVE_MS = 30_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target_arguments(parser)
+    parser.add_argument(
+        "--for",
+        dest="for_ms",
+        metavar="DUR",
+        type=duration_option,
+        help="live: collect so long (30s); else: the last DUR",
+    )
+    parser.add_argument(
+        "--at", metavar="T", type=moment_option, help="the window ends here (default: the end of the data)"
+    )
+    parser.add_argument(
+        "--against", metavar="T", type=moment_option, help="compare with the window back there, as -24h"
+    )
+    parser.add_argument("--slo", metavar="EXPR", action="append", default=[], help="your objective: 'expr op number'")
+    parser.add_argument("--strict", action="store_true", help="exit 3 when any cause cannot be decided")
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--json", action="store_true", help="for machines (kvscope.diagnosis/1)")
+    style.add_argument("--markdown", action="store_true", help="for a ticket")
+    parser.add_argument(
+        "--playbooks", metavar="DIR", type=Path, action="append", default=[], help="your own playbooks, too"
+    )
+    parser.epilog = (
+        "exit codes: 0 healthy, 1 a finding, 2 usage or rule error, 3 cannot tell (data came, but capacity, queue,\n"
+        "preemption, latency or freshness is undecided), 4 nothing could be collected"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from playbooks.objective import objective
+    from playbooks.playbook import load_playbooks
+
+    with plain_errors():
+        playbooks = load_playbooks(args.playbooks)
+        attachment = attached(args)
+        objectives = tuple(objective(text) for text in [*args.slo, *attachment.config.slo])
+        for one in objectives:
+            _check(one.check.test.expr)
+        session = collect(attachment, (args.for_ms or LIVE_MS) if attachment.live else 0)
+        diagnosis = _diagnose(session, args, playbooks, objectives)
+    _print(diagnosis, args)
+    return diagnosis.exit_code(strict=args.strict)
+
+
+def _check(text: str) -> None:
+    from probes.promql.parse import parse
+
+    parse(text.replace("$window", "1m").replace("$span", "1m"))
+
+
+def _diagnose(
+    session: Session, args: argparse.Namespace, playbooks: list[Playbook], objectives: tuple[Objective, ...]
+) -> Diagnosis:
+    from playbooks.engine import Case, diagnose
+    from playbooks.verdict import SourceLine
+
+    sources = tuple(SourceLine(one.target, one.state, one.age_s(session.end_ms), one.error) for one in session.statuses)
+    return diagnose(session.view, Case(window(session, args), sources, objectives), playbooks, session.view.rules)
+
+
+def window(session: Session, args: argparse.Namespace) -> Grid:
+    """The window of the diagnosis within the data that there is."""
+    from playbooks.grid import Grid
+
+    end = args.at.resolve(session.end_ms) if args.at else session.end_ms
+    held = f"the data spans {rfc3339(session.start_ms)} to {rfc3339(session.end_ms)}"
+    if not session.start_ms <= end <= session.end_ms + session.interval_ms:
+        raise CommandError(f"--at {rfc3339(end)} lies outside: {held}")
+    start = session.start_ms
+    if args.for_ms and not session.attachment.live:
+        start = max(start, end - args.for_ms)
+    shift = None
+    if args.against:
+        shift = end - args.against.resolve(end)
+        if shift <= 0:
+            raise CommandError("--against must lie before the window, as in --against -24h")
+        if start - shift < session.start_ms:
+            raise CommandError(f"--against: the window {duration_text(shift)} back is not in the data; {held}")
+    return Grid(start, end, session.interval_ms, shift)
+
+
+def _print(diagnosis: Diagnosis, args: argparse.Namespace) -> None:
+    from playbooks import report
+
+    if args.json:
+        from tui.commands.output import print_json
+
+        print_json(report.as_json(diagnosis))
+    elif args.markdown:
+        print(report.as_markdown(diagnosis))
+    else:
+        print(report.as_text(diagnosis))
