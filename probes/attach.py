@@ -6,19 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from probes.config import Config, load_config
+from probes.promql.engine import Mode
+from probes.rules import RuleSet
 from probes.sampler import Cycle, Sampler
 from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
+from probes.sources.discovery import Discovery
 from probes.sources.http import TIMEOUT_S, HttpSource
 from probes.sources.recording import RecordingSource
 from probes.target import Target, TargetError, parse_target
-
-if TYPE_CHECKING:
-    from probes.rules import RuleSet
-    from probes.view import View
+from probes.view import View
 
 LIVE_BYTES = 32 << 20
 RECORDED_BYTES = 512 << 20
@@ -44,7 +43,6 @@ class Attachment:
 
     store: SeriesStore
     view: View
-    sources: list[Source]
     sampler: Sampler
     live: bool
     interval_ms: int
@@ -59,6 +57,11 @@ class Attachment:
         return self.store.span()
 
     @property
+    def sources(self) -> list[Source]:
+        """The sources as they are now; a discovery's come and go."""
+        return self.sampler.sources
+
+    @property
     def statuses(self) -> tuple[SourceStatus, ...]:
         return self.sampler.statuses
 
@@ -71,14 +74,14 @@ def attach(
     *,
     config: Path | None = None,
     interval_ms: int | None = None,
-    mode: str = "3",
+    mode: Mode = "3",
     rules: RuleSet | None = None,
     timeout_s: float = TIMEOUT_S,
     max_bytes: int | None = None,
 ) -> Attachment:
     """Attach to every target of the command line and of the configuration; recordings are loaded at once.
 
-    ``interval_ms`` of None means the configuration's, else 1000. Raises ``TargetError`` for a target that cannot be
+    ``interval_ms`` of None means the configuration's, else 1000; ``rules`` of None the packaged ones. Raises ``TargetError`` for a target that cannot be
     meant; what a target does when it is asked is told by its status instead.
     """
     settings = load_config(config) if config is not None else Config()
@@ -93,9 +96,8 @@ def attach(
     if not live:
         steps = [source.step_ms for source in sources if isinstance(source, RecordingSource) and source.step_ms]
         interval = min(steps) if steps else interval
-    return Attachment(
-        store, _view(store, mode, rules), sources, Sampler(store, sources, interval), live, interval, settings
-    )
+    view = View(store, rules if rules is not None else RuleSet.load(), mode)
+    return Attachment(store, view, Sampler(store, sources, interval), live, interval, settings)
 
 
 def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
@@ -103,13 +105,9 @@ def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
         return RecordingSource(target.shown, target.path, store)
     if target.kind == "http":
         return HttpSource(target, store, timeout_s=timeout_s)
+    if target.kind in ("file_sd", "http_sd"):
+        return Discovery(target, lambda found: HttpSource(found, store, timeout_s=timeout_s))
     raise TargetError(f"target {target.shown}: not supported by this version of kvscope")
-
-
-def _view(store: SeriesStore, mode: str, rules: RuleSet | None) -> View:
-    from probes.view import View  # here so that reading a recording alone needs no query engine
-
-    return View(store, rules=rules, mode=mode)
 
 
 async def discover(timeout_s: float = _KNOCK_S) -> list[tuple[str, str]]:

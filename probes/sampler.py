@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
+from probes.sources.discovery import Discovery
 
 _GRACE_S = 0.05
 
@@ -22,15 +23,36 @@ class Cycle:
     statuses: tuple[SourceStatus, ...]
 
 
+@dataclass(slots=True)
+class _Attempt:
+    task: asyncio.Task[SourceStatus]
+    since: float
+
+
 class Sampler:
     """Drives the sources. All cycles of a sampler run in one event loop, as the sources keep their connections."""
 
     def __init__(self, store: SeriesStore, sources: Sequence[Source], interval_ms: int = 1000) -> None:
         self.store = store
-        self.sources = list(sources)
         self.interval_ms = interval_ms
-        self._running: dict[int, asyncio.Task[SourceStatus]] = {}
-        self._since: dict[int, float] = {}
+        self._roots = list(sources)
+        self._running: dict[Source, _Attempt] = {}
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources as they are now: a discovery stands for its members, or for itself when it has none."""
+        found: list[Source] = []
+        for root in self._roots:
+            members = root.members if isinstance(root, Discovery) else []
+            if not members or not root.status.ok:
+                found.append(root)
+            found.extend(members)
+        return list(dict.fromkeys(found))
+
+    @property
+    def statuses(self) -> tuple[SourceStatus, ...]:
+        """How every source stood after its latest finished attempt."""
+        return tuple(source.status for source in self.sources)
 
     async def cycle(self, now_ms: int, patience_s: float | None = None) -> Cycle:
         """Ask every source that is not still busy, and wait for the answers at most ``patience_s`` (the interval).
@@ -38,41 +60,57 @@ class Sampler:
         A source that has not answered by then goes on within its own deadline and is not asked again meanwhile; until
         it answers, its status here says for how long it has been silent.
         """
-        for at, source in enumerate(self.sources):
-            if at not in self._running:
-                self._running[at] = asyncio.create_task(source.collect(now_ms), name=source.target)
-                self._since[at] = time.monotonic()
-        if self._running:
-            wait_s = self.interval_ms / 1000 if patience_s is None else patience_s
-            await asyncio.wait(self._running.values(), timeout=wait_s + _GRACE_S)
-        return Cycle(now_ms, tuple(self._settle(at, now_ms) for at in range(len(self.sources))))
-
-    @property
-    def statuses(self) -> tuple[SourceStatus, ...]:
-        """How every source stood after its latest finished attempt."""
-        return tuple(source.status for source in self.sources)
+        until = time.monotonic() + (self.interval_ms / 1000 if patience_s is None else patience_s) + _GRACE_S
+        lists = [root for root in self._roots if isinstance(root, Discovery)]
+        settled = await self._ask(lists, now_ms, until)
+        for found in lists:
+            await _retire(found, self._running, now_ms)
+        settled |= await self._ask([one for one in self.sources if one not in settled], now_ms, until)
+        return Cycle(now_ms, tuple(settled.get(source, source.status) for source in self.sources))
 
     async def close(self) -> None:
         """Stop what is under way and close the sources; never waits for a target."""
-        for task in self._running.values():
+        tasks = [attempt.task for attempt in self._running.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()
-        for source in self.sources:
+        for source in {*self._roots, *self.sources}:
             with contextlib.suppress(OSError):
                 await source.close()
 
-    def _settle(self, at: int, now_ms: int) -> SourceStatus:
-        task = self._running[at]
-        source = self.sources[at]
-        silent = time.monotonic() - self._since[at]
-        if not task.done():
+    async def _ask(self, sources: Iterable[Source], now_ms: int, until: float) -> dict[Source, SourceStatus]:
+        asked = list(sources)
+        for source in asked:
+            if source not in self._running:
+                task = asyncio.create_task(source.collect(now_ms), name=source.target)
+                self._running[source] = _Attempt(task, time.monotonic())
+        if asked:
+            await asyncio.wait([self._running[one].task for one in asked], timeout=max(0.0, until - time.monotonic()))
+        return {source: self._settle(source, now_ms) for source in asked}
+
+    def _settle(self, source: Source, now_ms: int) -> SourceStatus:
+        attempt = self._running[source]
+        if not attempt.task.done():
+            silent = time.monotonic() - attempt.since
             return replace(source.status, state="timeout", error=f"no answer yet after {silent:.1f} s", time_ms=now_ms)
-        del self._running[at]
-        if task.cancelled():
+        del self._running[source]
+        if attempt.task.cancelled():
             return replace(source.status, state="gone", error="the attempt was cancelled", time_ms=now_ms)
-        failure = task.exception()
+        failure = attempt.task.exception()
         if failure is not None:
             words = f"internal error: {type(failure).__name__}: {failure}"
             return replace(source.status, state="gone", error=words, time_ms=now_ms)
-        return task.result()
+        return attempt.task.result()
+
+
+async def _retire(discovery: Discovery, running: dict[Source, _Attempt], now_ms: int) -> None:
+    """Close the sources that a discovery lists no more; their series end here."""
+    gone, discovery.retired = discovery.retired, []
+    for source in gone:
+        attempt = running.pop(source, None)
+        if attempt is not None:
+            attempt.task.cancel()
+            await asyncio.gather(attempt.task, return_exceptions=True)
+        await source.close()
+        source.expire(now_ms)

@@ -73,6 +73,9 @@ class HttpSource:
     async def close(self) -> None:
         await self._fetcher.close()
 
+    def expire(self, now_ms: int) -> None:
+        self._frame.frame.expire(now_ms)
+
     def _answered(self, now_ms: int, start: float, response: Response, page: Page) -> SourceStatus:
         duration = time.monotonic() - start
         detail = self._frame.write(now_ms, page, duration)

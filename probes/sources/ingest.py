@@ -9,10 +9,10 @@ from probes.exposition import Limits, Page, PageParser
 from probes.exposition.page import NO_TIME
 from probes.labels import Labels
 from probes.series import Metadata, SeriesStore
+from probes.sources.blocks import CHANGED
 from probes.sources.info import InfoLabels
 from probes.target import Target
 
-CHANGED = "kvscope_scrape_samples_changed"
 OLDEST_MS = 300_000
 """A sample with an own timestamp older than this is left out: Prometheus' look-back, after which it would not show."""
 
@@ -25,7 +25,8 @@ class TargetFrame:
         self._target = target
         self._info = info
         self._limits = limits
-        self.frame = store.frame(target.shown)
+        labels = Labels.of(target.labels)
+        self.frame = store.frame(f"{target.shown} {labels}" if labels else target.shown)
         own = {"job": target.job, "instance": target.instance}
         self._fixed = {**target.labels, **own}
         self._up = Labels.of(own | dict(target.labels), name="up")

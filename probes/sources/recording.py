@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from probes.columns import ABSENT, STALE, Floats, Mask, Times, blank, is_absent
 from probes.exposition import ExpositionError, Family
 from probes.labels import Labels
 from probes.series import Metadata, SeriesStore
 from probes.sources.base import SourceStatus
+from probes.sources.blocks import Block, blocks_of
 from probes.sources.info import InfoLabels, info_labels
 from probes.sources.openmetrics import Samples, read_samples
 
-CHANGED = "kvscope_scrape_samples_changed"
 JOB = "recording"
 LOAD_CAP = 20_000_000
 """Samples of one file that are held while it is read (24 bytes each); the newest stay (policy)."""
-_SYNTHETIC = ("up", "scrape_", "kvscope_")
-_JITTER = 0.99  # a sample up to 1 % of its step early is not yet missing
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The series of one (job, instance) on one time axis: ``values[s, t]`` with ABSENT and STALE in the holes."""
-
-    job: str
-    instance: str
-    labels: list[Labels]
-    times: Times
-    values: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,9 @@ def load(path: Path, *, cap: int = LOAD_CAP, info: InfoLabels | None = None) -> 
     """Read a recording whole (see ``read_samples`` for the cap and the errors)."""
     samples = read_samples(path, cap=cap)
     stem = path.name.removesuffix(".gz").rsplit(".", 1)[0]
-    blocks = tuple(_blocks(samples, stem, info or info_labels()))
+    named = [_with_target(labels, stem) for labels in samples.labels]
+    found = blocks_of(named, samples.series, samples.times, samples.values, info or info_labels())
+    blocks = tuple(found)
     return Recording(path, blocks, samples.families, len(samples.series), samples.bytes, _remark(samples))
 
 
@@ -80,90 +67,10 @@ def _remark(samples: Samples) -> str:
     return "; ".join(said)
 
 
-def _blocks(samples: Samples, stem: str, info: InfoLabels) -> Iterator[Block]:
-    named = [_with_target(labels, stem) for labels in samples.labels]
-    groups: dict[tuple[str, str], list[int]] = {}
-    for at, labels in enumerate(named):
-        groups.setdefault((labels.get("job"), labels.get("instance")), []).append(at)
-    group_of = np.zeros(len(named), dtype=np.int64)
-    place = np.zeros(len(named), dtype=np.int64)
-    for g, members in enumerate(groups.values()):
-        group_of[members] = g
-        place[members] = np.arange(len(members))
-    order = np.argsort(group_of[samples.series], kind="stable") if len(groups) > 1 else np.arange(len(samples.series))
-    bounds = np.searchsorted(group_of[samples.series][order], np.arange(len(groups) + 1))
-    for g, ((job, instance), members) in enumerate(groups.items()):
-        mine = order[bounds[g] : bounds[g + 1]]
-        if not len(mine):
-            continue
-        rows = place[samples.series[mine]]
-        times, values = _grid(len(members), rows, samples.times[mine], samples.values[mine])
-        yield _complete(job, instance, [named[at] for at in members], times, values, info)
-
-
 def _with_target(labels: Labels, stem: str) -> Labels:
     if labels.get("job") and labels.get("instance"):
         return labels
     return labels.replace(job=labels.get("job") or JOB, instance=labels.get("instance") or stem)
-
-
-def _grid(count: int, rows: Times, times: Times, values: Floats) -> tuple[Times, Floats]:
-    """Samples in any order as ``[count, T]``; of two samples at one time the first stands, as in Prometheus."""
-    axis, column = np.unique(times, return_inverse=True)
-    grid = blank((count, len(axis)))
-    grid[rows[::-1], column[::-1]] = values[::-1]
-    return axis, grid
-
-
-def _complete(job: str, instance: str, labels: list[Labels], times: Times, values: Floats, info: InfoLabels) -> Block:
-    present = ~is_absent(values)
-    extra: dict[Labels, Floats] = {}
-    if not any(one.name == CHANGED for one in labels):
-        changed = _changed(labels, values, present)
-        if changed is not None:
-            extra[Labels.of({"job": job, "instance": instance}, name=CHANGED)] = changed
-    known = set(labels)
-    for row, one in enumerate(labels):
-        for derived, constant in info.derive(one):
-            if derived not in known:
-                column = np.where(present[row] & (values[row] != 0), constant, ABSENT)
-                before = extra.get(derived)
-                extra[derived] = column if before is None else np.where(is_absent(before), column, before)
-    values = _mark_stale(times, values, present)
-    if extra:
-        more = np.array(list(extra.values()))
-        values = np.vstack([values, _mark_stale(times, more, ~is_absent(more))])
-    return Block(job, instance, [*labels, *extra], times, values)
-
-
-def _changed(labels: list[Labels], values: Floats, present: Mask) -> Floats | None:
-    """Per step, how many samples differ from the last step that had any (a new series differs); the first has none."""
-    own = np.array([not one.name.startswith(_SYNTHETIC) for one in labels])
-    held = present[own]
-    columns = np.flatnonzero(held.any(axis=0))
-    if not len(columns):
-        return None
-    now = values[own][:, columns]
-    here = held[:, columns]
-    same = (now[:, 1:] == now[:, :-1]) | (np.isnan(now[:, 1:]) & np.isnan(now[:, :-1]))
-    differs = here[:, 1:] & ~(same & here[:, :-1])
-    out = blank(values.shape[1])
-    out[columns[1:]] = differs.sum(axis=0)
-    return out
-
-
-def _mark_stale(times: Times, values: Floats, present: Mask) -> Floats:
-    """Put a staleness marker where a series first misses its own step, as a scrape without it would have."""
-    holes = present[:, :-1] & ~present[:, 1:]
-    for row in np.flatnonzero(holes.any(axis=1)):
-        own = np.flatnonzero(present[row])
-        step = float(np.median(np.diff(times[own]))) if len(own) > 1 else 0.0
-        for at in np.flatnonzero(holes[row]):
-            due = int(np.searchsorted(times, times[at] + step * _JITTER))
-            due = max(due, int(at) + 1)
-            if due < len(times) and not present[row, at + 1 : due + 1].any():
-                values[row, due] = STALE
-    return values
 
 
 class RecordingSource:
@@ -188,6 +95,9 @@ class RecordingSource:
 
     async def close(self) -> None:
         return None
+
+    def expire(self, now_ms: int) -> None:
+        """A recording ends where it ends."""
 
     def _load(self, path: Path, store: SeriesStore, cap: int) -> SourceStatus:
         start = time.monotonic()
