@@ -105,7 +105,8 @@ class Frame:
     @property
     def nbytes(self) -> int:
         """Bytes of sample storage."""
-        return sum(c.nbytes for c in self._chunks) + self._tail.nbytes + self._axis.nbytes + self._last.nbytes
+        open_bytes: int = self._tail.nbytes + self._axis.nbytes + self._last.nbytes
+        return open_bytes + sum(c.nbytes for c in self._chunks)
 
     def rows_named(self, name: str) -> Sequence[int]:
         """Rows of the series with this metric name."""
@@ -120,13 +121,20 @@ class Frame:
             raise KeyError(f"row {row} of {self.source} holds no series")
         return found
 
-    def latest(self, row: int) -> tuple[int, float] | None:
-        """Time (ms) and value of the newest sample of a row in the window, or None."""
-        column = int(self._last[row]) - self._dropped if row < self._last.size else _NEVER
+    def latest(self, labels: Labels, at_ms: int | None = None) -> tuple[int, float] | None:
+        """Time (ms) and value of a series' newest sample (at or before ``at_ms``) in the window, or None."""
+        row = self._rows.get(labels)
+        if row is None:
+            return None
+        column = int(self._last[row]) - self._dropped
+        rows = np.array([row], dtype=np.intp)
+        if at_ms is not None and column >= 0 and int(self._axis[column]) > at_ms:
+            end = int(np.searchsorted(self.times, at_ms, side="right"))
+            held = np.flatnonzero(is_sample(self.window(0, end, rows)[:, 0]))
+            column = int(held[-1]) if held.size else _NEVER
         if column < 0:
             return None
-        value = self.window(column, column + 1, np.array([row], dtype=np.intp))[0, 0]
-        return int(self._axis[column]), float(value)
+        return int(self._axis[column]), float(self.window(column, column + 1, rows)[0, 0])
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -415,6 +423,11 @@ class SeriesStore:
         if not axes:
             return None
         return min(int(a[0]) for a in axes), max(int(a[-1]) for a in axes)
+
+    def latest(self, labels: Labels, at_ms: int | None = None) -> tuple[int, float] | None:
+        """Time (ms) and value of a series' newest sample (at or before ``at_ms``), or None."""
+        found = (frame.latest(labels, at_ms) for frame in self._frames.values())
+        return next((pair for pair in found if pair is not None), None)
 
     @property
     def samples(self) -> int:

@@ -49,9 +49,10 @@ def _undo_resets(v: Floats, result: Floats) -> Floats:
     drops = v[1:] < v[:-1]
     if not drops.any():
         return result
+    undone = result
     for i in np.flatnonzero(drops.reshape(drops.shape[0], -1).any(axis=1)).tolist():
-        result = result + np.where(drops[i], v[i], 0.0)
-    return result
+        undone = np.asarray(undone + np.where(drops[i], v[i], 0.0), dtype=np.float64)
+    return undone
 
 
 def last_two(per_second: bool) -> Kernel:
@@ -60,7 +61,7 @@ def last_two(per_second: bool) -> Kernel:
     def kernel(w: Window) -> Floats:
         before, last = w.v[-2], w.v[-1]
         if not per_second:
-            return last - before
+            return np.asarray(last - before)
         change = np.where(last < before, last, last - before)
         out: Floats = change / ((w.t[-1] - w.t[-2]) / 1000)
         return out
@@ -71,11 +72,11 @@ def last_two(per_second: bool) -> Kernel:
 def changes(w: Window) -> Floats:
     before, after = w.v[:-1], w.v[1:]
     moved = (after != before) & ~(np.isnan(after) & np.isnan(before))
-    return moved.sum(axis=0).astype(np.float64)
+    return np.asarray(moved.sum(axis=0), dtype=np.float64)
 
 
 def resets(w: Window) -> Floats:
-    return (w.v[1:] < w.v[:-1]).sum(axis=0).astype(np.float64)
+    return np.asarray((w.v[1:] < w.v[:-1]).sum(axis=0), dtype=np.float64)
 
 
 def kahan_add(term: Floats, total: Floats, carry: Floats) -> tuple[Floats, Floats]:
@@ -161,6 +162,7 @@ def derivative(w: Window) -> Floats:
 
 
 def predict_linear(w: Window) -> Floats:
+    assert w.parameter is not None
     slope, intercept = regression(w.v, w.t, w.at)
     out: Floats = slope * w.parameter + intercept
     return out
@@ -208,8 +210,8 @@ def quantile_over_time(w: Window) -> Floats:
 
 def median_deviation(w: Window) -> Floats:
     """``mad_over_time``: the median of the distances to the median."""
-    half = np.float64(0.5)
-    return quantile(half, np.abs(w.v - quantile(half, w.v)))
+    half = np.full((), 0.5)
+    return quantile(half, np.abs(w.v - quantile(half, w.v)[None, ...]))
 
 
 def _ones(w: Window) -> Floats:
@@ -221,7 +223,7 @@ def _count(w: Window) -> Floats:
 
 
 def _last(w: Window) -> Floats:
-    return w.v[-1]
+    return np.asarray(w.v[-1])
 
 
 def _sum(w: Window) -> Floats:
@@ -262,5 +264,3 @@ def kernel_of(name: str, prometheus_2: bool) -> tuple[Kernel, int]:
         return _PLAIN[name]
     make, minimum = _VERSIONED[name]
     return make(prometheus_2), minimum
-
-

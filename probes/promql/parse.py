@@ -47,7 +47,7 @@ def _operators() -> dict[str, str]:
     """The parser's token for each operator, learned by parsing one example of each: its numbers are its own."""
     import promql_parser
 
-    return {str(promql_parser.parse(f"a {op} b").op): op for op in _BINARY}
+    return {_token(promql_parser.parse(f"a {op} b")): op for op in _BINARY}
 
 
 @cache
@@ -55,7 +55,11 @@ def _aggregates() -> dict[str, str]:
     import promql_parser
 
     with_parameter = {"quantile": "1, ", "topk": "1, ", "bottomk": "1, ", "count_values": '"x", '}
-    return {str(promql_parser.parse(f"{op}({with_parameter.get(op, '')}a)").op): op for op in AGGREGATES}
+    return {_token(promql_parser.parse(f"{op}({with_parameter.get(op, '')}a)")): op for op in AGGREGATES}
+
+
+def _token(node: Any) -> str:
+    return str(node.op)
 
 
 def _convert(node: Any) -> ast.Expr:

@@ -1,0 +1,59 @@
+"""``label_replace`` and ``label_join``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from probes.labels import Labels
+from probes.promql.errors import PromQLError
+from probes.promql.settle import merged, relabelled
+from probes.promql.value import Vector
+
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+_REFERENCE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))", re.ASCII)
+
+
+def label_replace(vector: Vector, target: str, replacement: str, source: str, pattern: str) -> Vector:
+    """Set ``target`` to ``replacement`` ($1, ${name}) where the whole of ``source`` matches ``pattern``."""
+    try:
+        matcher = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise PromQLError(f"invalid regular expression in label_replace(): {pattern}: {error}") from None
+    _check(target, "label_replace")
+
+    def change(labels: Labels) -> Labels:
+        hit = matcher.fullmatch(labels.get(source))
+        return labels if hit is None else labels.replace(**{target: expand(replacement, hit)})
+
+    return _each(vector, change)
+
+
+def expand(template: str, hit: re.Match[str]) -> str:
+    """Go's Regexp.Expand: ``$name`` takes the longest run of letters, digits and ``_``; unknown names are empty."""
+
+    def one(reference: re.Match[str]) -> str:
+        if reference[1]:
+            return "$"
+        name = reference[2] or reference[3]
+        if name.isdigit():
+            number = int(name)
+            return (hit[number] or "") if number <= (hit.re.groups or 0) else ""
+        return hit.groupdict().get(name) or ""
+
+    return _REFERENCE.sub(one, template)
+
+
+def label_join(vector: Vector, target: str, separator: str, sources: tuple[str, ...]) -> Vector:
+    """Set ``target`` to the values of ``sources`` joined by ``separator``."""
+    _check(target, "label_join")
+    return _each(vector, lambda labels: labels.replace(**{target: separator.join(labels.get(s) for s in sources)}))
+
+
+def _check(name: str, function: str) -> None:
+    if _LABEL.match(name) is None:
+        raise PromQLError(f"invalid destination label name in {function}(): {name}")
+
+
+def _each(vector: Vector, change: Callable[[Labels], Labels]) -> Vector:
+    return merged(relabelled(vector, tuple(change(found) for found in vector.labels)))
