@@ -1,75 +1,36 @@
-"""Answers in the words of Prometheus' own API."""
+"""Answers as a person reads them."""
 
 from __future__ import annotations
 
-import math
+from tui.commands.answer import as_text
 
-import numpy as np
-import pytest
-
-from probes.labels import Labels
-from probes.promql.value import Scalar, Vector
-from tui.commands.answer import as_text, instant_data, number, range_data
+A = {"__name__": "m", "engine": "0", "instance": "a:1"}
+B = {"__name__": "m", "engine": "1", "instance": "a:1"}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (5.0, "5"),
-        (-2.5, "-2.5"),
-        (0.1, "0.1"),
-        (1e-6, "0.000001"),
-        (0.00001234, "0.00001234"),
-        (9.9e-7, "9.9e-07"),
-        (1e20, "100000000000000000000"),
-        (1e21, "1e+21"),
-        (1234567890123456789.0, "1234567890123456800"),
-        (math.nan, "NaN"),
-        (math.inf, "+Inf"),
-        (-math.inf, "-Inf"),
-    ],
-)
-def test_numbers_are_written_as_prometheus_writes_them(value: float, text: str) -> None:
-    assert number(value) == text
+def test_what_series_share_stands_above_them() -> None:
+    data = {"resultType": "vector", "result": [{"metric": A, "value": [1, "1"]}, {"metric": B, "value": [1, "20"]}]}
+    assert as_text(data).splitlines() == ['m{instance="a:1"}', "engine  value", "0           1", "1          20"]
 
 
-A = Labels.of({"instance": "a:1", "engine": "0"}, name="m")
-B = Labels.of({"instance": "a:1", "engine": "1"}, name="m")
+def test_one_series_is_one_line() -> None:
+    data = {"resultType": "vector", "result": [{"metric": A, "value": [1, "NaN"]}]}
+    assert as_text(data) == 'm{engine="0",instance="a:1"}  NaN'
 
 
-def vector(*columns: tuple[float, float], present: list[list[bool]]) -> Vector:
-    times = np.array([1_000, 2_500][: len(columns)])
-    return Vector((A, B), times, np.array(columns).T, np.array(present))
+def test_series_with_nothing_in_common() -> None:
+    rows = [{"metric": {"a": "1"}, "value": [1, "1"]}, {"metric": {"b": "2"}, "value": [1, "2"]}]
+    assert as_text({"resultType": "vector", "result": rows}).splitlines()[0].split() == ["a", "b", "value"]
 
 
-def test_an_instant_vector() -> None:
-    data = instant_data(vector((1.0, 2.0), present=[[True], [True]]))
-    assert data == {
-        "resultType": "vector",
-        "result": [
-            {"metric": {"__name__": "m", "engine": "0", "instance": "a:1"}, "value": [1, "1"]},
-            {"metric": {"__name__": "m", "engine": "1", "instance": "a:1"}, "value": [1, "2"]},
-        ],
-    }
-    text = as_text(data).splitlines()
-    assert text[0] == 'm{instance="a:1"}'
-    assert [line.split() for line in text[1:]] == [["engine", "value"], ["0", "1"], ["1", "2"]]
+def test_no_series_is_said_and_is_no_zero() -> None:
+    assert "no series" in as_text({"resultType": "vector", "result": []})
 
 
-def test_what_is_absent_is_left_out_not_zero() -> None:
-    data = instant_data(vector((0.0, 2.0), present=[[False], [True]]))
-    assert [row["value"][1] for row in data["result"]] == ["2"]
-    nothing = instant_data(vector((0.0, 0.0), present=[[False], [False]]))
-    assert nothing["result"] == []
-    assert "no series" in as_text(nothing)
+def test_a_range_shows_every_sample_with_its_time() -> None:
+    data = {"resultType": "matrix", "result": [{"metric": A, "values": [[0, "1"], [2.5, "4"]]}]}
+    assert as_text(data).splitlines()[1:] == ["  1970-01-01T00:00:00Z      1", "  1970-01-01T00:00:02.500Z  4"]
 
 
-def test_a_range_keeps_its_holes() -> None:
-    data = range_data(vector((1.0, 2.0), (3.0, 4.0), present=[[True, False], [True, True]]))
-    assert [row["values"] for row in data["result"]] == [[[1, "1"]], [[1, "2"], [2.5, "4"]]]
-    assert data["resultType"] == "matrix"
-
-
-def test_a_scalar() -> None:
-    assert instant_data(Scalar(np.array([1_000]), np.array([3.0]))) == {"resultType": "scalar", "result": [1, "3"]}
+def test_a_scalar_is_its_number() -> None:
+    assert as_text({"resultType": "scalar", "result": [1, "3"]}) == "3"

@@ -10,6 +10,7 @@ from tui.commands.errors import plain_errors
 from tui.commands.session import Session, add_target_arguments, attached, collect, nothing
 from tui.commands.when import duration_option, duration_text, moment_option
 
+_SAME_LENGTH = "000001m"  # stands for $window while a broken expression is looked for, so that columns stay true
 _MAX_STEPS = 11_000  # Prometheus' own limit
 
 
@@ -56,20 +57,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(text: str) -> None:
     """Refuse a broken expression before any target is asked."""
+    from probes.promql.errors import PromQLError
     from probes.promql.parse import parse
 
-    with plain_errors():
-        parse(text.replace("$window", "1m"))
+    try:
+        parse(text.replace("$window", _SAME_LENGTH))
+    except PromQLError as error:
+        error.text = text
+        raise CommandError(error.render(caret=True)) from None
 
 
 def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     """The answer as Prometheus' ``data``."""
-    from tui.commands.answer import instant_data, range_data
+    from probes.promql.answer import to_prometheus_json
 
     text = args.expr.replace("$window", duration_text(session.window_ms))
     if not args.start:
         at_ms = args.time.resolve(session.end_ms) if args.time else session.end_ms
-        return instant_data(session.view.query(text, at_ms))
+        return to_prometheus_json(session.view.instant(text, at_ms), "instant", at_ms)
     end_ms = args.end.resolve(session.end_ms) if args.end else session.end_ms
     start_ms = args.start.resolve(session.end_ms)
     if start_ms > end_ms:
@@ -77,7 +82,7 @@ def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     step_ms = args.step or _step(end_ms - start_ms, session.interval_ms)
     if (end_ms - start_ms) // step_ms > _MAX_STEPS:
         raise CommandError(f"more than {_MAX_STEPS:,} steps: give a longer --step")
-    return range_data(session.view.query_range(text, start_ms, end_ms, step_ms))
+    return to_prometheus_json(session.view.range(text, start_ms, end_ms, step_ms), "range")
 
 
 def _step(span_ms: int, interval_ms: int) -> int:

@@ -16,9 +16,8 @@ from tui.commands import EXIT_NOTHING, CommandError
 from tui.commands.when import duration_option, duration_text
 
 if TYPE_CHECKING:
-    from probes.view import View
-
     from probes.attach import Attachment
+    from probes.view import View
 
 MIN_WINDOW_MS = 60_000
 TIMEOUT_S = 5.0
@@ -77,11 +76,14 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
 def attached(args: argparse.Namespace) -> Attachment:
     """Attach to what the words name; without any, to what is found on this host."""
     from probes.attach import attach
+    from probes.rules import RuleSet
 
     targets: Sequence[str] = args.targets
     if not targets and args.config is None:
         targets = found_here()
-    return attach(targets, config=args.config, interval_ms=args.interval, timeout_s=args.timeout / 1000)
+    return attach(
+        targets, config=args.config, interval_ms=args.interval, timeout_s=args.timeout / 1000, rules=RuleSet.load()
+    )
 
 
 def found_here() -> list[str]:
