@@ -66,18 +66,14 @@ class Histogram:
         self.total *= factor
 
 
-def _histogram(bounds: tuple[float, ...]) -> Histogram:
-    return field(default_factory=lambda: Histogram(bounds))  # type: ignore[no-any-return]
-
-
 @dataclass(slots=True)
 class TransferMeters:
     """What the NIXL connector reports, one observation a transfer."""
 
-    xfer_time_seconds: Histogram = _histogram(TRANSFER)
-    post_time_seconds: Histogram = _histogram(POST)
-    bytes_transferred: Histogram = _histogram(TRANSFER_BYTES)
-    num_descriptors: Histogram = _histogram(DESCRIPTORS)
+    xfer_time_seconds: Histogram = field(default_factory=lambda: Histogram(TRANSFER))
+    post_time_seconds: Histogram = field(default_factory=lambda: Histogram(POST))
+    bytes_transferred: Histogram = field(default_factory=lambda: Histogram(TRANSFER_BYTES))
+    num_descriptors: Histogram = field(default_factory=lambda: Histogram(DESCRIPTORS))
     num_failed_transfers: int = 0
     num_failed_notifications: int = 0
     num_kv_expired_reqs: int = 0
@@ -88,9 +84,9 @@ class TransferMeters:
 class ResidencyMeters:
     """Opt-in block residency (seconds), sampled."""
 
-    lifetime: Histogram = _histogram(RESIDENCY)
-    idle_before_evict: Histogram = _histogram(RESIDENCY)
-    reuse_gap: Histogram = _histogram(RESIDENCY)
+    lifetime: Histogram = field(default_factory=lambda: Histogram(RESIDENCY))
+    idle_before_evict: Histogram = field(default_factory=lambda: Histogram(RESIDENCY))
+    reuse_gap: Histogram = field(default_factory=lambda: Histogram(RESIDENCY))
 
     def evicted(self, lifetime: float, idle: float, gaps: list[float]) -> None:
         self.lifetime.observe(lifetime)

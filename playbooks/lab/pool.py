@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 NO_KEY = -1
 """Key of a block whose content is not addressable (empty, or not yet full)."""
@@ -116,7 +117,7 @@ class BlockPool:
         residence = self._residences.pop(block, None)
         if residence is not None and self._on_evict is not None:
             uses = [residence.born, *residence.uses]
-            gaps = [later - earlier for earlier, later in zip(uses, uses[1:], strict=False)]
+            gaps = [later - earlier for earlier, later in pairwise(uses)]
             self._on_evict(now - residence.born, now - uses[-1], gaps)
 
     def check_integrity(self, held: Sequence[Sequence[int]] = ()) -> None:

@@ -25,6 +25,7 @@ def new_text() -> int:
     """Identity of a text that nobody has used before. Only equality matters, so runs stay repeatable."""
     return next(_texts)
 
+
 _Piece = tuple[int, int, int]
 
 

@@ -117,7 +117,7 @@ class Stream:
     """Poisson arrivals at ``rate`` requests a second into whichever engine ``target`` answers with.
 
     ``patience`` is the mean number of seconds after which an impatient client (share ``impatient``) hangs up.
-    ``bursts`` > 1 makes arrivals come in groups of that mean size.
+    ``bursts`` > 1 makes arrivals come in groups of that mean size, ``evenness`` > 1 makes the gaps more equal (gamma).
     """
 
     rate: float
@@ -126,6 +126,7 @@ class Stream:
     rng: Random
     max_tokens: int = 2048
     bursts: float = 1.0
+    evenness: float = 1.0
     impatient: float = 0.0
     patience: float = 8.0
     turns: Turns | None = None
@@ -154,7 +155,8 @@ class Stream:
         if self._engine is None or rate <= 0:
             return
         epoch = self._epoch
-        self._engine.timers.at(now + self.rng.expovariate(rate), lambda time: self._arrive(time, epoch))
+        gap = self.rng.gammavariate(self.evenness, 1 / (self.evenness * rate))
+        self._engine.timers.at(now + gap, lambda time: self._arrive(time, epoch))
 
     def _arrive(self, now: float, epoch: int) -> None:
         if epoch != self._epoch:
