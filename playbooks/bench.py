@@ -126,7 +126,7 @@ class Bench:
         for expr in exprs:
             table = self.table(expr)
             window = table.values if trailing is None else table.values[:, -trailing:]
-            seen_rows: list[bool] = (~np.isnan(window).all(axis=1)).tolist()
+            seen_rows = [not np.isnan(row).all() for row in window]
             for row, seen in zip(table.labels, seen_rows, strict=True):
                 member = row.only(labels)
                 if seen and member:

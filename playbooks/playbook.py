@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from playbooks.frontmatter import Document, FrontMatterError, read_document
+from playbooks.terms import expand
 
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "engine": ("instance", "engine"),
@@ -199,7 +200,7 @@ def _build(document: Document, front: Mapping[str, Any]) -> Playbook:
 
 
 def _flat(expr: Any) -> str:
-    return " ".join(str(expr).split())
+    return expand(str(expr))
 
 
 def _test(name: str, body: Mapping[str, Any]) -> Test:

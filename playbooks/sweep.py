@@ -15,6 +15,7 @@ from playbooks.bench import Answer, Bench, Member
 from playbooks.decide import fill
 from playbooks.episode import episodes, hold_steps, trailing
 from playbooks.playbook import DEFAULT_HOLD_MS, Test
+from playbooks.terms import expand
 from playbooks.verdict import CoreCheck
 
 CORE = ("capacity", "queue", "preemption", "latency", "freshness")
@@ -60,7 +61,7 @@ def checks() -> tuple[Check, ...]:
 def _check(body: Mapping[str, Any]) -> Check:
     test = Test(
         name=body["id"],
-        expr=" ".join(body["expr"].split()),
+        expr=expand(body["expr"]),
         op=body["op"],
         threshold=float(body["threshold"]),
         basis=body["basis"],

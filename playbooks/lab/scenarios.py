@@ -105,7 +105,7 @@ def scenario(name: str) -> Callable[[Builder], Builder]:
 
 def build(name: str, seed: int) -> Stage:
     """Build the scenario; raises KeyError with the known names."""
-    from . import scenes_capacity, scenes_faults, scenes_healthy, scenes_prefix  # noqa: F401 - they register
+    from . import scenes_capacity, scenes_demo, scenes_faults, scenes_healthy, scenes_prefix  # noqa: F401 - they register
 
     if name not in SCENARIOS:
         raise KeyError(f"no scenario {name!r}; known: {', '.join(sorted(SCENARIOS))}")
@@ -113,6 +113,6 @@ def build(name: str, seed: int) -> Stage:
 
 
 def scenario_names() -> list[str]:
-    from . import scenes_capacity, scenes_faults, scenes_healthy, scenes_prefix  # noqa: F401 - they register
+    from . import scenes_capacity, scenes_demo, scenes_faults, scenes_healthy, scenes_prefix  # noqa: F401 - they register
 
     return sorted(SCENARIOS)

@@ -1,0 +1,45 @@
+"""Shorthands that playbooks share: ``$name`` stands for an expression."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+
+import yaml
+
+_TERM = re.compile(r"\$([a-z_]+)")
+GIVEN = frozenset({"window", "span"})
+
+
+class TermError(ValueError):
+    """A ``$name`` that nobody defined."""
+
+
+@cache
+def terms() -> Mapping[str, str]:
+    """The packaged shorthands, each expanded to plain PromQL (with ``$window`` and ``$span`` left in)."""
+    text = (resources.files("playbooks") / "terms.yml").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for name, expr in yaml.safe_load(text).items():
+        found[name] = _put(" ".join(str(expr).split()), found)
+    return found
+
+
+def expand(expr: str) -> str:
+    """Replace every shorthand; ``$window`` and ``$span`` stay. Raises TermError for an unknown one."""
+    return _put(" ".join(expr.split()), terms())
+
+
+def _put(expr: str, known: Mapping[str, str]) -> str:
+    def one(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name in GIVEN:
+            return match.group(0)
+        if name not in known:
+            close = ", ".join(sorted(known))
+            raise TermError(f"unknown shorthand ${name}; there are $window, $span, {close}")
+        return f"({known[name]})"
+
+    return _TERM.sub(one, expr)
