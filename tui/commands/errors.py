@@ -7,26 +7,23 @@ from collections.abc import Iterator
 
 from tui.commands import CommandError
 
+# Errors that these rooms define are written for people: what, where, what to do. All of them are ValueErrors; none is
+# imported here, so that a command loads only what it uses.
+_ROOMS = ("probes", "playbooks", "exporters")
+
 
 @contextlib.contextmanager
-def plain_errors(what: str = "") -> Iterator[None]:
-    """Turn the rooms' own errors into ``CommandError``; ``what`` goes in front ("expression", a file's name)."""
-    from playbooks.frontmatter import FrontMatterError
-    from playbooks.objective import ObjectiveError
-    from probes.exposition import ExpositionError
-    from probes.promql.errors import PromQLError
-    from probes.rules import RuleError
-    from probes.target import TargetError
-
-    head = f"{what}: " if what else ""
+def plain_errors() -> Iterator[None]:
+    """Turn the rooms' own errors, and those of files, into ``CommandError``."""
     try:
         yield
-    except PromQLError as error:
-        raise CommandError(head + error.render(caret=True)) from None
-    except (TargetError, RuleError, FrontMatterError, ObjectiveError, ExpositionError) as error:
-        raise CommandError(head + str(error)) from None
+    except ValueError as error:
+        if type(error).__module__.split(".")[0] not in _ROOMS:
+            raise
+        render = getattr(error, "render", None)
+        raise CommandError(render(caret=True) if render else str(error)) from None
     except BrokenPipeError:
         raise
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        raise CommandError(f"{head}{name}{(error.strerror or str(error)).lower()}") from None
+        raise CommandError(f"{name}{(error.strerror or str(error)).lower()}") from None

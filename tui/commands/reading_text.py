@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from probes.sources.base import SourceStatus
 from tui.commands.table import table
 from tui.commands.when import duration_text, rfc3339
-from tui.panels import Panel
+from tui.panels import Merge, Panel
 from tui.quantity import age, clock, text_of
 from tui.reading import EntityReading, Reading, State
 
@@ -59,17 +59,30 @@ def _title(one: EntityReading) -> str:
 
 
 def _block(one: EntityReading, panels: Mapping[str, Panel]) -> str:
-    rows, absent = [], []
+    rows: list[list[str]] = []
+    raw: list[list[str]] = []
+    absent = []
     for name, reading in one.values.items():
-        title = panels[name].title if name in panels else name
-        if reading.value is None and reading.state is State.UNSUPPORTED:
-            absent.append(title)
+        panel = panels[name]
+        if reading.state is State.UNSUPPORTED:
+            absent.append(panel.title)
             continue
-        rows.append([title, _number(name, reading), _state(reading)])
-    text = _title(one) + "\n" + table((), rows, right=(1,), indent="  ")
-    if absent:
-        text += "\n" + folded("unsupported here: ", absent)
-    return text.rstrip()
+        as_exported = panel.merge is Merge.NONE
+        (raw if as_exported else rows).append([panel.title, _number(name, reading), _state(reading)])
+    width = max((len(row[0]) for row in [*rows, *raw]), default=0)
+    parts = [_title(one), *_rows(rows, width)]
+    if absent and _is_engine(one):
+        parts.append(folded("unsupported here: ", absent))
+    if raw:
+        heading = ["  as exported, counters since the process started:"] if rows else []
+        parts += [*heading, *_rows(raw, width)]
+    return "\n".join(parts)
+
+
+def _rows(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    if not rows:
+        return []
+    return [table((), [[row[0].ljust(width), *row[1:]] for row in rows], right=(1,), indent="  ")]
 
 
 def _number(name: str, reading: Reading) -> str:
