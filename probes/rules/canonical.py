@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from probes.rules.document import Document, Position
-from probes.rules.errors import RuleError
 
 PREFIX = "kv:"
 SUFFIXES = ("_bucket", "_sum", "_count")
@@ -74,13 +73,6 @@ class Vocabulary:
         nearest = difflib.get_close_matches(name, list(self._by_series), n=1, cutoff=0.6)
         hint = f"; did you mean {nearest[0]}?" if nearest else "; `kvtop rules` lists the known names"
         return f"unknown canonical name {name}{hint}"
-
-    def require_series(self, name: str) -> CanonicalEntry:
-        """The entry of a series name; ``RuleError`` naming the nearest one otherwise."""
-        entry = self._by_series.get(name)
-        if entry is None:
-            raise RuleError(self.refusal(name))
-        return entry
 
 
 def _entry(name: str, at: Position, document: Document) -> CanonicalEntry:

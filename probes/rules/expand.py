@@ -25,7 +25,7 @@ from probes.promql.ast import (
     VectorSelector,
 )
 from probes.rules.canonical import PREFIX, Vocabulary
-from probes.rules.errors import RuleError
+from probes.rules.errors import ExpansionError
 from probes.rules.inline import INSTANT, Reading, inline, set_label
 from probes.rules.rule import Rule
 
@@ -59,7 +59,8 @@ class Expander:
             return self._read(expr, INSTANT, named) or expr
         if isinstance(expr, MatrixSelector):
             if self._is_canonical(expr.selector):
-                raise RuleError(f"{expr} needs a function around it, such as rate or last_over_time")
+                name = expr.selector.name or ""
+                raise ExpansionError(f"{expr} needs a function around it, such as rate or last_over_time", name)
             return expr
         if isinstance(expr, Call):
             return self._call(expr, named)
@@ -89,7 +90,7 @@ class Expander:
         """The call with its range argument exchanged; other arguments expanded as they are."""
         power = _POWERS.get(call.func)
         if power is None:
-            raise RuleError(f"{call.func} over a canonical name is not supported: {call}")
+            raise ExpansionError(f"{call.func} over a canonical name is not supported: {call}")
         others = [self._node(a, named=False) if i != index else a for i, a in enumerate(call.args)]
 
         def apply(raw: VectorSelector) -> Expr:
@@ -123,13 +124,14 @@ class Expander:
         if not self._is_canonical(selector):
             return None
         name = cast(str, selector.name)
-        self.vocabulary.require_series(name)
+        if not self.vocabulary.knows_series(name):
+            raise ExpansionError(self.vocabulary.refusal(name), name)
         return inline(selector, self.rules.get(name, []), reading, named)
 
     def _is_canonical(self, selector: VectorSelector) -> bool:
         for matcher in selector.matchers:
             if matcher.name == NAME and matcher.value.startswith(PREFIX):
-                raise RuleError(f"{matcher}: canonical names cannot be chosen by a pattern; write the name itself")
+                raise ExpansionError(f"{matcher}: canonical names cannot be chosen by a pattern; write the name itself")
         return selector.name is not None and selector.name.startswith(PREFIX)
 
     def _children(self, expr: Expr, named: bool) -> Expr:

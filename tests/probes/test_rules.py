@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from probes.promql.ast import Matcher
+from probes.promql.errors import PromQLError
 from probes.promql.parse import parse
-from probes.rules import Relabel, RuleError, RuleSet
+from probes.rules import ExpansionError, Relabel, RuleError, RuleSet
 from probes.rules.push import push
 
 RULES = """\
@@ -171,8 +172,9 @@ def test_a_copy_of_a_label_that_may_be_missing_keeps_the_targets_own() -> None:
     ],
 )
 def test_refusals(rules: RuleSet, asked: str, says: str) -> None:
-    with pytest.raises(RuleError) as refused:
+    with pytest.raises(ExpansionError) as refused:
         rules.expand(parse(asked))
+    assert isinstance(refused.value, PromQLError)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
