@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         objectives = tuple(objective(text) for text in [*args.slo, *attachment.config.slo])
         for one in objectives:
             _check(one.check.test.expr)
-        session = collect(attachment, (args.for_ms or LIVE_MS) if attachment.live else 0)
+        session = collect(attachment, args.for_ms or LIVE_MS)
         diagnosis = _diagnose(session, args, playbooks, objectives)
     _print(diagnosis, args)
     return diagnosis.exit_code(strict=args.strict)
@@ -90,7 +90,7 @@ def window(session: Session, args: argparse.Namespace) -> Grid:
     if not session.start_ms <= end <= session.end_ms + session.interval_ms:
         raise CommandError(f"--at {rfc3339(end)} lies outside: {held}")
     start = session.start_ms
-    if args.for_ms and not session.attachment.live:
+    if args.for_ms and not session.scraped:
         start = max(start, end - args.for_ms)
     shift = None
     if args.against:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_MS = 60_000
 TIMEOUT_S = 5.0
+_WITH_HISTORY = frozenset(("recording", "prometheus"))
 _HOPELESS_CYCLES = 3
 _NEVER_CAME = frozenset(("refused", "http-error", "not-exposition", "no-permission"))
 
@@ -46,6 +47,11 @@ class Session:
         wanted = max(4 * self.interval_ms, MIN_WINDOW_MS)
         held = self.end_ms - self.start_ms
         return min(wanted, held) if held > 0 else wanted
+
+    @property
+    def scraped(self) -> bool:
+        """Some target has no history of its own: what is known of it was collected just now."""
+        return scrapes(self.attachment)
 
     @property
     def empty(self) -> bool:
@@ -76,14 +82,16 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
 def attached(args: argparse.Namespace) -> Attachment:
     """Attach to what the words name; without any, to what is found on this host."""
     from probes.attach import attach
-    from probes.rules import RuleSet
 
     targets: Sequence[str] = args.targets
     if not targets and args.config is None:
         targets = found_here()
-    return attach(
-        targets, config=args.config, interval_ms=args.interval, timeout_s=args.timeout / 1000, rules=RuleSet.load()
-    )
+    return attach(targets, config=args.config, interval_ms=args.interval, timeout_s=args.timeout / 1000)
+
+
+def scrapes(attachment: Attachment) -> bool:
+    """True when a target must be watched for a while; recordings and Prometheus servers have their history."""
+    return any(status.kind not in _WITH_HISTORY for status in attachment.statuses)
 
 
 def found_here() -> list[str]:
@@ -101,7 +109,7 @@ def found_here() -> list[str]:
 
 
 def collect(attachment: Attachment, for_ms: int = 0) -> Session:
-    """One cycle, and more of them until ``for_ms`` have passed; recordings are there already.
+    """One cycle, and more of them until ``for_ms`` have passed; what has its own history needs only one.
 
     Gives up early when after three cycles no target ever answered as a metrics page would.
     """
@@ -114,6 +122,8 @@ def collect(attachment: Attachment, for_ms: int = 0) -> Session:
 
 async def _collect(attachment: Attachment, for_ms: int) -> tuple[SourceStatus, ...]:
     patience = max((getattr(source, "timeout_s", 0.0) for source in attachment.sources), default=TIMEOUT_S)
+    interval_ms = attachment.sampler.interval_ms
+    for_ms = for_ms if scrapes(attachment) else 0
     start = time.monotonic()
     due = 0.0
     cycles = 0
@@ -121,14 +131,14 @@ async def _collect(attachment: Attachment, for_ms: int) -> tuple[SourceStatus, .
     try:
         while True:
             now = round(time.time() * 1000)
-            last = (time.monotonic() - start) * 1000 >= for_ms - attachment.interval_ms
+            last = (time.monotonic() - start) * 1000 >= for_ms - interval_ms
             cycle = await attachment.cycle(now, patience if last or for_ms == 0 else None)
             cycles += 1
             spent = time.monotonic() - start
             progress.show(spent)
-            if not attachment.live or spent * 1000 >= for_ms or _hopeless(cycle.statuses, cycles):
+            if spent * 1000 >= for_ms or _hopeless(cycle.statuses, cycles):
                 return cycle.statuses
-            due += attachment.interval_ms / 1000
+            due += interval_ms / 1000
             await asyncio.sleep(max(0.0, min(start + due, start + for_ms / 1000) - time.monotonic()))
     finally:
         progress.clear()
