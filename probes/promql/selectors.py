@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from probes.columns import Floats, Mask, Rows, Times, blank, is_absent, is_sample, is_stale
+from probes.frame import Frame
 from probes.promql.ast import At, MatrixSelector, Subquery, VectorSelector
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.value import Matrix, Vector
 from probes.promql.windows import Grid, Steps
-from probes.series import Frame, Selection
+from probes.series import Selection
 
 _LOOK_BLOCK = 16
 
