@@ -15,13 +15,15 @@ from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
 from probes.sources.discovery import Discovery
 from probes.sources.http import TIMEOUT_S, HttpSource
+from probes.sources.prometheus import PrometheusSource
 from probes.sources.recording import RecordingSource
 from probes.target import Target, TargetError, parse_target
 from probes.view import View
 
 LIVE_BYTES = 32 << 20
 RECORDED_BYTES = 512 << 20
-"""Window of the store in bytes: a live one must stay small for hours, a recording is wanted whole (policy)."""
+"""Window of the store in bytes: a live one must stay small for hours, a history is wanted whole (policy)."""
+_WITH_HISTORY = frozenset(("recording", "prometheus"))
 
 WELL_KNOWN = (
     (8000, "vLLM"),
@@ -37,16 +39,23 @@ _KNOCK_S = 0.2
 class Attachment:
     """Targets attached to: their samples in ``store``, asked through ``view``.
 
-    ``live`` says that a cycle can bring new samples; ``interval_ms`` is the sampling interval, for recordings alone
-    their median step.
+    ``live`` says that a cycle can bring new samples.
     """
 
     store: SeriesStore
     view: View
     sampler: Sampler
     live: bool
-    interval_ms: int
     config: Config
+
+    @property
+    def interval_ms(self) -> int:
+        """The sampling interval; recordings alone, or a server that samples more slowly, set it by their step."""
+        if not self.live:
+            steps = [s.step_ms for s in self.sources if isinstance(s, RecordingSource) and s.step_ms]
+            return min(steps, default=self.sampler.interval_ms)
+        served = [s.step_ms for s in self.sources if isinstance(s, PrometheusSource)]
+        return max(self.sampler.interval_ms, *served, 1)
 
     async def cycle(self, now_ms: int, patience_s: float | None = None) -> Cycle:
         """Ask every source once, waiting ``patience_s`` at most (default: the interval); see ``Sampler.cycle``."""
@@ -81,8 +90,8 @@ def attach(
 ) -> Attachment:
     """Attach to every target of the command line and of the configuration; recordings are loaded at once.
 
-    ``interval_ms`` of None means the configuration's, else 1000; ``rules`` of None the packaged ones. Raises ``TargetError`` for a target that cannot be
-    meant; what a target does when it is asked is told by its status instead.
+    ``interval_ms`` of None means the configuration's, else 1000; ``rules`` of None the packaged ones. Raises
+    ``TargetError`` for a target that cannot be meant; what a target does when asked is told by its status instead.
     """
     settings = load_config(config) if config is not None else Config()
     wanted = [*(parse_target(text) for text in targets), *settings.targets]
@@ -91,23 +100,21 @@ def attach(
     wanted = list({target.shown: target for target in wanted}.values())
     live = any(target.kind != "recording" for target in wanted)
     interval = interval_ms or settings.interval_ms or 1000
-    store = SeriesStore(max_bytes or (LIVE_BYTES if live else RECORDED_BYTES))
-    sources = [_source(target, store, timeout_s) for target in wanted]
-    if not live:
-        steps = [source.step_ms for source in sources if isinstance(source, RecordingSource) and source.step_ms]
-        interval = min(steps) if steps else interval
-    view = View(store, rules if rules is not None else RuleSet.load(), mode)
-    return Attachment(store, view, Sampler(store, sources, interval), live, interval, settings)
+    store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
+    ruleset = rules if rules is not None else RuleSet.load()
+    sources = [_source(target, store, timeout_s, ruleset) for target in wanted]
+    view = View(store, ruleset, mode)
+    return Attachment(store, view, Sampler(store, sources, interval), live, settings)
 
 
-def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
+def _source(target: Target, store: SeriesStore, timeout_s: float, rules: RuleSet) -> Source:
     if target.kind == "recording" and target.path is not None:
         return RecordingSource(target.shown, target.path, store)
     if target.kind == "http":
         return HttpSource(target, store, timeout_s=timeout_s)
     if target.kind in ("file_sd", "http_sd"):
         return Discovery(target, lambda found: HttpSource(found, store, timeout_s=timeout_s))
-    raise TargetError(f"target {target.shown}: not supported by this version of kvscope")
+    return PrometheusSource(target, store, rules.raw_names())
 
 
 async def discover(timeout_s: float = _KNOCK_S) -> list[tuple[str, str]]:

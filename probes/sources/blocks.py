@@ -26,6 +26,11 @@ class Block:
     times: Times
     values: Floats
 
+    @property
+    def step_ms(self) -> int:
+        """Median distance of two columns; 0 where there is only one."""
+        return int(np.median(np.diff(self.times))) if len(self.times) > 1 else 0
+
 
 def blocks_of(
     named: Sequence[Labels], series: Times, stamps: Times, values: Floats, info: InfoLabels

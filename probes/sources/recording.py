@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from probes.exposition import ExpositionError, Family
 from probes.labels import Labels
 from probes.series import Metadata, SeriesStore
@@ -43,8 +41,7 @@ class Recording:
     @property
     def step_ms(self) -> int:
         """Median distance of two columns of the block with the most columns; 0 where there is only one."""
-        longest = max(self.blocks, key=lambda block: len(block.times))
-        return int(np.median(np.diff(longest.times))) if len(longest.times) > 1 else 0
+        return max(self.blocks, key=lambda block: len(block.times)).step_ms
 
 
 def load(path: Path, *, cap: int = LOAD_CAP, info: InfoLabels | None = None) -> Recording:
