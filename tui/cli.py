@@ -13,26 +13,40 @@ from collections.abc import Sequence
 # We call no BLAS: one thread keeps its start-up and its memory out of every command. Before the first numpy import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from tui.commands import COMMANDS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, Spec
+from tui.commands import COMMANDS, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, Spec
 from tui.commands.when import bind_negative
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``kvtop``; returns the exit code (0 to 4, or 130 after Ctrl-C)."""
+    """Run ``kvtop``; returns the exit code (0 to 4; 70 for a fault of kvtop itself, 130 after Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words)
-        sys.stdout.flush()
-        return code
     except CommandError as error:
         print(f"kvtop: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has gone: not our failure. Python would complain again when it flushes at exit.
+        code = EXIT_OK
+    except Exception:
+        # Python's own exit code for this is 1, which would read as "a finding".
+        import traceback
+
+        traceback.print_exc()
+        print("kvtop: this is a fault of kvtop itself; please report it with the lines above", file=sys.stderr)
+        return EXIT_FAULT
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    return _flushed(code)
+
+
+def _flushed(code: int) -> int:
+    """The reader of a pipe (`| head`) may have gone: not our failure, and no reason for another exit code."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+    return code
 
 
 def _dispatch(words: list[str]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tui.commands import CommandError
 from tui.commands.errors import plain_errors
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from playbooks.objective import Objective
     from playbooks.playbook import Playbook
     from playbooks.verdict import Diagnosis
+    from probes.rules import RuleSet
 
 LIVE_MS = 30_000
 
@@ -61,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             _check(one.check.test.expr)
         session = collect(attachment, args.for_ms or LIVE_MS)
         diagnosis = _diagnose(session, args, playbooks, objectives)
-    _print(diagnosis, args)
+    with contextlib.suppress(BrokenPipeError):  # `| head` must not turn a finding into exit 0
+        _print(diagnosis, args)
     return diagnosis.exit_code(strict=args.strict)
 
 
@@ -78,7 +81,8 @@ def _diagnose(
     from playbooks.verdict import SourceLine
 
     sources = tuple(SourceLine(one.target, one.state, one.age_s(session.end_ms), one.error) for one in session.statuses)
-    return diagnose(session.view, Case(window(session, args), sources, objectives), playbooks, session.view.rules)
+    rules = cast("RuleSet", session.view.rules)
+    return diagnose(session.view, Case(window(session, args), sources, objectives), playbooks, rules)
 
 
 def window(session: Session, args: argparse.Namespace) -> Grid:
