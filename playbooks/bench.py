@@ -133,13 +133,17 @@ class Bench:
                     found.setdefault(member)
         return sorted(found, key=str)
 
+    def has(self, name: str, member: Member) -> bool:
+        """True when a canonical signal has samples for a member anywhere in the window."""
+        table = self.table(_presence(name))
+        rows = table.rows(member)
+        return bool(rows) and not np.isnan(table.values[rows]).all()
+
     def missing(self, test: Test, member: Member) -> tuple[str, ...]:
         """Signals of a test that are not there for a member: canonical names, each with the raw names that fill it."""
         gone: list[str] = []
         for name in signals(test.expr):
-            table = self.table(_presence(name))
-            rows = table.rows(member)
-            if not rows or np.isnan(table.values[rows]).all():
+            if not self.has(name, member):
                 gone.append(name)
                 if self.rules is not None:
                     gone.extend(self.rules.sources(name))

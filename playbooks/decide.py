@@ -186,8 +186,8 @@ def _onset(playbook: Playbook, pattern: Pattern, member: Member, bench: Bench, f
         return moment if first > 0 else None
     sharp = conjunction([finer.answer(t, member).answers for t in plain])
     times = finer.grid.times
-    here = int(np.searchsorted(times, moment, side="right")) - 1
-    earlier = first_of_last_run(sharp, max(0, here))
-    if first == 0 and earlier == 0:
+    here = max(0, int(np.searchsorted(times, moment, side="right")) - 1)
+    earlier = first_of_last_run(sharp, here)
+    if first == 0 and not (sharp[:earlier] == Answer.FALSE).any():
         return None
     return min(moment, int(times[earlier]))

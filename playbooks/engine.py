@@ -64,6 +64,7 @@ def diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules 
         for playbook in playbooks
         for pattern in playbook.patterns
         for member in members[pattern.scope]
+        if not pattern.only_with or any(bench.has(name, member) for name in pattern.only_with)
     ]
     strongest = _strongest(rulings)
     held = [r for r in strongest if r.verdict.is_finding]

@@ -58,15 +58,18 @@ class Grid:
 
     def finer(self) -> Grid:
         """The same window asked with the shortest useful range: for finding the onset."""
-        return replace(self, range_ms=max(4 * self.interval_ms, 10_000))
+        return replace(self, range_ms=max(3 * self.interval_ms, 5_000))
 
     def shifted(self, by_ms: int) -> Grid:
         return replace(self, start_ms=self.start_ms - by_ms, end_ms=self.end_ms - by_ms)
 
     def fill(self, expr: str) -> str:
-        """Fill in ``$window`` and ``$span`` (the whole window)."""
+        """Fill in ``$window``, ``$span`` (the whole window) and ``$recent`` (four intervals, at least 30 s)."""
         span = max(self.window_ms, self.end_ms - self.start_ms)
-        return expr.replace("$window", prom_duration(self.window_ms)).replace("$span", prom_duration(span))
+        recent = max(4 * self.interval_ms, 30_000)
+        for name, size in (("$window", self.window_ms), ("$span", span), ("$recent", recent)):
+            expr = expr.replace(name, prom_duration(size))
+        return expr
 
 
 def prom_duration(ms: int) -> str:

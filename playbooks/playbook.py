@@ -72,6 +72,7 @@ class Pattern:
     at_most: str = "confirmed"
     hold_ms: int = DEFAULT_HOLD_MS
     past: bool = False
+    only_with: tuple[str, ...] = ()
     says: str = ""
 
     @property
@@ -229,6 +230,7 @@ def _pattern(body: Mapping[str, Any]) -> Pattern:
         at_most=str(body.get("at_most", "confirmed")),
         hold_ms=duration_ms(body["hold"]) if "hold" in body else DEFAULT_HOLD_MS,
         past=bool(body.get("past", False)),
+        only_with=tuple(body.get("only_with", ())),
         says=str(body.get("says", "")),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,9 +41,13 @@ def compose(name: str, seed: int = 0, interval_s: float = 5, full: bool = False)
     """Run scenario ``name`` with ``seed``; ``full`` keeps every family. KeyError names the known scenarios."""
     stage = build(name, seed)
     recorder = stage.fleet.record(stage.seconds, interval_s)
-    names = [n for n in recorder.names() if full or not n.startswith("vllm:") or n in CORE_ENGINE]
+    names = [n for n in recorder.names() if full or _kept(n, stage.keep)]
     truth = replace(stage.truth, ground=ground_truth(stage.fleet))
     return Composed(recorder.text(names), truth)
+
+
+def _kept(name: str, keep: Sequence[str]) -> bool:
+    return name in keep if keep else not name.startswith("vllm:") or name in CORE_ENGINE
 
 
 def ground_truth(fleet: Fleet) -> dict[str, float]:
@@ -63,6 +68,12 @@ def ground_truth(fleet: Fleet) -> dict[str, float]:
     return found
 
 
+def write(path: Path, text: str) -> None:
+    """Write a recording; a name that ends in ``.gz`` is compressed (the same bytes every time)."""
+    data = text.encode()
+    path.write_bytes(gzip.compress(data, 9, mtime=0) if path.suffix == ".gz" else data)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m playbooks.lab.compose", description=__doc__)
     parser.add_argument("name", help="scenario, or 'list'")
@@ -81,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output is None:
         sys.stdout.write(made.text)
     else:
-        options.output.write_text(made.text)
+        write(options.output, made.text)
     print({key: value for key, value in asdict(made.truth).items() if key != "ground"}, file=sys.stderr)
     return 0
 

@@ -34,11 +34,12 @@ class Truth:
 
 @dataclass
 class Stage:
-    """A scenario ready to run."""
+    """A scenario ready to run; ``keep`` names the families of its recording (none: the usual ones)."""
 
     fleet: Fleet
     truth: Truth
     seconds: float = 300.0
+    keep: tuple[str, ...] = ()
 
 
 Builder = Callable[["Cast"], Stage]

@@ -20,8 +20,7 @@ DEMO_FAMILIES = (
     "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_PROF_DRAM_ACTIVE",
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "http_requests", "process_cpu_seconds",
     "process_resident_memory_bytes", "process_start_time_seconds", "up", "vllm:cache_config_info",
-    "vllm:e2e_request_latency_seconds", "vllm:generation_tokens", "vllm:inter_token_latency_seconds",
-    "vllm:kv_block_idle_before_evict_seconds", "vllm:kv_block_lifetime_seconds", "vllm:kv_block_reuse_gap_seconds",
+    "vllm:generation_tokens", "vllm:inter_token_latency_seconds", "vllm:kv_block_idle_before_evict_seconds",
     "vllm:kv_cache_usage_perc", "vllm:num_preemptions", "vllm:num_requests_running", "vllm:num_requests_waiting",
     "vllm:num_requests_waiting_by_reason", "vllm:prefix_cache_hits", "vllm:prefix_cache_queries",
     "vllm:prompt_tokens", "vllm:prompt_tokens_by_source", "vllm:request_generation_tokens",
@@ -34,10 +33,10 @@ DEMO_FAMILIES = (
 def demo(cast: Cast) -> Stage:
     """Ten minutes of three pods; at minute 4 the new template reaches the second one."""
     cost = StepCost(base=0.017, prefill=4.4e-5, decode=1.0e-4, context=3e-8)
-    config = EngineConfig(num_blocks=7200, residency_sample=25, cost=cost)
+    config = EngineConfig(num_blocks=6800, residency_sample=25, cost=cost)
     tail = Lengths(290, 0.55, 12)
     old = SharedPrefixes(Random(f"{cast.seed}/old"), 2, Lengths(2900, 0.05), tail, skew=0.6)
-    new = UnstablePrefix(STABLE_TOKENS, 3700, tail)
+    new = UnstablePrefix(STABLE_TOKENS, 4000, tail)
     pods = [_pod(cast, index, config, old) for index in range(3)]
     fleet = Fleet(START, pods, [Node("node-a", Random(f"{cast.seed}/node"))], warm_s=90.0)
     victim = pods[1]
@@ -49,14 +48,14 @@ def demo(cast: Cast) -> Stage:
         must_not=("healthy", "prefix-capacity-miss", "traffic-surge", "pool-leak"),
         why="The new template writes the time near the start of the prompt: from there on nothing is ever the same.",
     )
-    return Stage(fleet, truth, 600.0)
+    return Stage(fleet, truth, 600.0, DEMO_FAMILIES)
 
 
 def _pod(cast: Cast, index: int, config: EngineConfig, family: SharedPrefixes) -> Pod:
     rng = Random(f"{cast.seed}/demo/{index}")
     gpu = make_gpu("node-a", index, rng, replace(GPUS[0]))
     pod = Pod(f"pod-{index + 1}", "llama-3-8b", config, rng, gpu, uptime=rng.uniform(2, 6) * 86_400)
-    stream = Stream(2.35, family, Lengths(250, 0.5, 8, 1024), Random(f"{cast.seed}/stream/{index}"), max_tokens=1024)
+    stream = Stream(2.6, family, Lengths(250, 0.5, 8, 1024), Random(f"{cast.seed}/stream/{index}"), max_tokens=1024)
     stream.impatient, stream.patience = 0.01, 20.0
     pod.streams.append(stream)
     return pod
