@@ -10,7 +10,7 @@ from probes.promql.ast import COMPARISONS, SET_OPERATORS, Binary, VectorMatching
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.matching import match_vectors
-from probes.promql.operators import combine
+from probes.promql.operators import combine, drops_name
 from probes.promql.settle import merged, older, unnamed
 from probes.promql.value import Scalar, Value, Vector
 
@@ -51,7 +51,9 @@ def _with_scalar(ctx: Context, node: Binary, vector: Vector, scalar: Scalar, *, 
     if inputs is not None and scalar.inputs:
         inputs = tuple(some | scalar.inputs for some in inputs)
     made = Vector(vector.labels, vector.times, values, present, oldest, inputs)
-    return made.pruned() if filters else unnamed(ctx, made)
+    if filters:
+        return made.pruned()
+    return unnamed(ctx, made) if drops_name(node.op, node.return_bool, ctx.closed) else made
 
 
 def signature(labels: Labels, matching: VectorMatching) -> Labels:

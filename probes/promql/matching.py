@@ -11,7 +11,7 @@ from probes.labels import NAME, Labels
 from probes.promql.ast import Binary, VectorMatching
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
-from probes.promql.operators import ARITHMETIC, combine
+from probes.promql.operators import combine, drops_name
 from probes.promql.settle import merged
 from probes.promql.value import Inputs, Vector
 
@@ -38,7 +38,7 @@ def match_vectors(ctx: Context, node: Binary, left: Vector, right: Vector, match
     many, one = (right, left) if swapped else (left, right)
     if not left.labels or not right.labels:
         return Vector.empty(left.times, ctx.track)
-    drops = node.op in ARITHMETIC or node.return_bool
+    drops = drops_name(node.op, node.return_bool, ctx.closed)
     key = ("join", many.labels, one.labels, matching, drops)
     join = ctx.cache.get(key, lambda: _join(many.labels, one.labels, matching, drops))
     _refuse_many_to_many(join, many, one, matching, swapped)

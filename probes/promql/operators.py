@@ -41,3 +41,10 @@ def combine(op: str, left: Floats, right: Floats, return_bool: bool) -> tuple[Fl
     if return_bool:
         return holds.astype(np.float64), None
     return np.broadcast_to(left, holds.shape), holds
+
+
+def drops_name(op: str, return_bool: bool, prometheus_2: bool) -> bool:
+    """Whether the result has no metric name: all arithmetic, and ``bool``; 2.42 leaves ``atan2`` out."""
+    if op == "atan2" and prometheus_2:
+        return False
+    return op in ARITHMETIC or return_bool
