@@ -70,6 +70,11 @@ class EntityReading:
     def name(self) -> str:
         return entity_name(self.labels)
 
+    @property
+    def key(self) -> Labels:
+        """Its identity: the entity's own labels, without model or job."""
+        return entity_of(Labels.of(self.labels))
+
     def value(self, panel: str) -> float | None:
         reading = self.values.get(panel)
         return None if reading is None else reading.value

@@ -42,7 +42,8 @@ class Snapshot:
     """The screen's whole knowledge at one moment.
 
     ``time_ms`` is the moment that the readings are for, ``now_ms`` the wall clock; ``span_ms`` what the charts show.
-    ``diagnosis`` is None until the first one is done; ``trouble`` is the monitor's own fault, in words.
+    ``diagnosis`` is None until the first one is done; ``trouble`` is the monitor's own fault, in words;
+    ``pages`` maps a cause to the text of its runbook.
     """
 
     time_ms: int
@@ -59,6 +60,7 @@ class Snapshot:
     events: tuple[Event, ...] = ()
     trouble: str = ""
     label: str = ""
+    pages: Mapping[str, str] = field(default_factory=dict)
 
     def trail(self, panel: str, entity: Labels) -> Trail:
         return self.trails.get((panel, entity), NO_TRAIL)

@@ -1,0 +1,216 @@
+"""The table of engines: one row each, the fleet on top, as many columns as fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probes.labels import Labels
+from tui.draw import chart
+from tui.draw.canvas import Canvas, width_of
+from tui.draw.tiles import concerns, style_of
+from tui.look import Look, ordered
+from tui.panels import BY_NAME, Draw
+from tui.quantity import age, text_of
+from tui.reading import FLEET, EntityReading, State, entity_name
+from tui.snapshot import Snapshot, SourceView
+
+_STATE_WIDTH = 12
+_SPARK_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A panel as a column; ``spark`` draws its history instead of its number."""
+
+    panel: str
+    width: int
+    spark: bool = False
+
+    @property
+    def head(self) -> str:
+        return BY_NAME[self.panel].short if not self.spark else f"{BY_NAME[self.panel].short} over time"
+
+
+# In the order in which they are given room; drawn in the order of `_ORDER`.
+COLUMNS: tuple[Column, ...] = (
+    Column("kv:pool_usage_ratio", 13),
+    Column("kv:requests_waiting", 5),
+    Column("kv:requests_running", 5),
+    Column("kv:ttft_seconds:p99", 7),
+    Column("kv:prefix_hit_ratio", 7),
+    Column("kv:preemptions:rate", 8),
+    Column("kv:generation_tokens:rate", 8),
+    Column("kv:inter_token_seconds:p99", 7),
+    Column("kv:pool_usage_ratio", _SPARK_WIDTH, spark=True),
+    Column("kv:prompt_tokens:rate", 8),
+    Column("kv:queue_seconds:p99", 7),
+    Column("kv:pool_tokens", 7),
+    Column("kv:restarts", 4),
+    Column("kv:ttft_seconds:p50", 7),
+    Column("kv:transfer_bytes_sum:rate", 9),
+    Column("kv:external_prefix_hit_ratio", 7),
+    Column("kv:transfer_expired:rate", 8),
+    Column("kv:transfer_failures:rate", 8),
+    Column("kv:offload_load_bytes:rate", 9),
+    Column("kv:offload_store_bytes:rate", 9),
+    Column("kv:inter_token_seconds:p50", 7),
+)
+_ORDER = list(BY_NAME)
+
+
+def fitting(width: int, name_width: int, shot: Snapshot) -> list[Column]:
+    """The columns that fit beside the name and the state; those that no engine has are left out."""
+    room = width - 2 - name_width - _STATE_WIDTH
+    kept: list[Column] = []
+    for column in COLUMNS:
+        reading = shot.fleet.values.get(column.panel)
+        if reading is not None and reading.state is State.UNSUPPORTED and column.panel not in _ALWAYS:
+            continue
+        if column.width + 1 > room:
+            continue
+        room -= column.width + 1
+        kept.append(column)
+    return sorted(kept, key=lambda c: (_ORDER.index(c.panel), c.spark))
+
+
+_ALWAYS = frozenset(column.panel for column in COLUMNS[:6])
+
+
+def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
+    """Head, fleet, engines; scrolled so that the selected row is seen, with a word on what is hidden."""
+    if canvas.height < 2:
+        return
+    lines = table_rows(shot, look)
+    name_width = min(max([14, *(width_of(row.name) + 2 for row in shot.rows)]), 30 if canvas.width >= 110 else 19)
+    columns = fitting(canvas.width, name_width, shot)
+    _head(canvas, columns, name_width, look)
+    silent = _silent(shot)
+    room = canvas.height - 1
+    total = len(lines) + len(silent)
+    index = next((i for i, row in enumerate(lines) if row.key is look.entity), 0)
+    first = max(0, min(index - room // 2, total - room)) if total > room else 0
+    for y in range(min(room, total - first)):
+        place = first + y
+        if place < len(lines):
+            _row(canvas, y + 1, lines[place], columns, name_width, shot, look, chosen=place == index)
+        else:
+            _silent_row(canvas, y + 1, silent[place - len(lines)])
+    if total > room:
+        hidden = f" {first} {canvas.glyphs.up} {total - room - first} {canvas.glyphs.down} "
+        canvas.right(canvas.width, 0, hidden, "onset")
+    if not lines and not silent:
+        canvas.put(2, 1, "no engine seen yet", "muted")
+
+
+def table_rows(shot: Snapshot, look: Look) -> list[EntityReading]:
+    """The rows in order: the fleet first when it is more than one engine."""
+    rows = ordered(shot, look)
+    return [shot.fleet, *rows] if len(rows) > 1 else rows
+
+
+def _silent(shot: Snapshot) -> list[SourceView]:
+    """Targets that have a fault and no row."""
+    shown = {row.labels.get("instance", "") for row in shot.rows}
+    return [s for s in shot.sources if not s.ok and not shown.intersection(s.instances)]
+
+
+def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look) -> None:
+    canvas.put(0, 0, " " * canvas.width, "head")
+    canvas.put(2, 0, "ENGINE", "head")
+    canvas.hit("app.sort_by('')", 2, 0, name_width)
+    x = 2 + name_width
+    for column in columns:
+        text = column.head + (canvas.glyphs.down if look.sort == column.panel and not column.spark else "")
+        style = "strong" if look.panel == column.panel and not column.spark else "head"
+        if column.spark or BY_NAME[column.panel].draw is Draw.BAR:
+            canvas.put(x, 0, text, style, width=column.width)
+        else:
+            canvas.right(x + column.width, 0, text[: column.width], style)
+        canvas.hit(f"app.sort_by('{column.panel}')", x, 0, column.width)
+        x += column.width + 1
+    canvas.put(x + 1, 0, "STATE", "head", width=_STATE_WIDTH)
+
+
+def _row(
+    canvas: Canvas,
+    y: int,
+    row: EntityReading,
+    columns: list[Column],
+    name_width: int,
+    shot: Snapshot,
+    look: Look,
+    chosen: bool,
+) -> None:
+    key = row.key
+    found = [f for f in (shot.diagnosis.findings if shot.diagnosis else ()) if key and concerns(f, key)]
+    name = row.name if key else f"all {len(shot.rows)} engines"
+    base = "select" if chosen else "text"
+    if chosen:
+        canvas.put(0, y, " " * canvas.width, "select")
+    mark = ("select_bad" if chosen else "bad") if found else base
+    canvas.put(0, y, canvas.glyphs.bad if found else (canvas.glyphs.mark if chosen else " "), mark)
+    canvas.put(2, y, name, base if chosen else ("strong" if found or not key else "text"), width=name_width - 1)
+    canvas.hit(f"app.select_row({_place(shot, look, row)})", 0, y)
+    x = 2 + name_width
+    for column in columns:
+        _cell(canvas, x, y, column, row, shot, base, chosen and look.panel == column.panel and not column.spark)
+        x += column.width + 1
+    _state(canvas, x + 1, y, row, base)
+
+
+def _place(shot: Snapshot, look: Look, row: EntityReading) -> int:
+    return next(i for i, other in enumerate(table_rows(shot, look)) if other is row)
+
+
+def _cell(
+    canvas: Canvas, x: int, y: int, column: Column, row: EntityReading, shot: Snapshot, base: str, picked: bool
+) -> None:
+    panel, reading = BY_NAME[column.panel], row.values.get(column.panel)
+    if column.spark:
+        trail = shot.trail(column.panel, row.key)
+        values = trail.columns(shot.time_ms - shot.span_ms, shot.time_ms, column.width)
+        chart.area(canvas.area(x, y, column.width, 1), values, 1.0)
+        return
+    style = style_of(panel, reading, base)
+    if base == "select":
+        style = {"warn": "select_warn", "bad": "select_bad"}.get(style, base)
+    text = text_of(None if reading is None else reading.value, panel.unit, canvas.glyphs.none)
+    if panel.draw is Draw.BAR:
+        plain = {"bad": "chart_bad", "warn": "chart_warn", "stale": "muted"}.get(style, "data")
+        chart.bar(canvas, x, y, column.width - 7, None if reading is None else reading.value, plain)
+        canvas.right(x + column.width, y, f"{text:>6}", "select_cell" if picked else style)
+        return
+    canvas.right(x + column.width, y, text[: column.width], "select_cell" if picked else style)
+
+
+def _state(canvas: Canvas, x: int, y: int, row: EntityReading, base: str) -> None:
+    """The row's standing in a word: the worst of its values' states that have to do with time."""
+    states = {reading.state for reading in row.values.values()}
+    ages = [reading.age_s for reading in row.values.values() if reading.age_s is not None]
+    glyphs = canvas.glyphs
+    if State.STALE in states:
+        canvas.put(x, y, f"{glyphs.stale} stale {age(max(ages, default=0.0))}", "warn", width=_STATE_WIDTH)
+    elif State.NO_PERMISSION in states:
+        canvas.put(x, y, f"{glyphs.unknown} permission", "warn", width=_STATE_WIDTH)
+    elif State.RESET in states:
+        canvas.put(x, y, f"{glyphs.stale} reset", "warn", width=_STATE_WIDTH)
+    elif State.FRESH in states:
+        canvas.put(x, y, f"{glyphs.live} fresh", base if base == "select" else "ok", width=_STATE_WIDTH)
+    else:
+        canvas.put(x, y, f"{glyphs.none} no data", "muted", width=_STATE_WIDTH)
+
+
+def _silent_row(canvas: Canvas, y: int, source: SourceView) -> None:
+    x = canvas.put(0, y, f"{canvas.glyphs.unknown} ", "warn")
+    x = canvas.put(x, y, source.target, "muted", width=40)
+    canvas.put(x + 1, y, f"{source.state}: {source.error}" if source.error else source.state, "warn")
+
+
+def columns_shown(width: int, shot: Snapshot) -> list[str]:
+    """The panels of the columns on screen, left to right: what the column keys walk over."""
+    name_width = min(max([14, *(width_of(row.name) + 2 for row in shot.rows)]), 30 if width >= 110 else 19)
+    return [c.panel for c in fitting(width, name_width, shot) if not c.spark]
+
+
+def fleet_name(labels: Labels) -> str:
+    return entity_name(labels.as_dict()) if labels is not FLEET else "the fleet"

@@ -1,0 +1,142 @@
+"""The strip on top: where we are in time, which screen, and in one line what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from playbooks.verdict import Diagnosis, Finding, Overall, Verdict
+from tui.cursor import Cursor, Mode
+from tui.draw.canvas import Canvas, Glyphs, width_of
+from tui.quantity import age, clock, percent
+from tui.reading import entity_name
+from tui.snapshot import Snapshot
+
+SCREENS = ("overview", "findings", "sources")
+HEIGHT = 3
+
+
+def draw(canvas: Canvas, shot: Snapshot, screen: str) -> None:
+    """Three lines: tabs and time, the verdict as a banner, and what it rests on."""
+    _tabs(canvas, shot, screen)
+    style, text = banner(shot, canvas.glyphs)
+    canvas.put(0, 1, " " * canvas.width, style)
+    canvas.put(1, 1, text, style, width=canvas.width - 2)
+    canvas.hit("app.show('findings')", 0, 1, canvas.width, 2)
+    canvas.put(1, 2, because(shot), "muted", width=canvas.width - 2)
+
+
+def _tabs(canvas: Canvas, shot: Snapshot, screen: str) -> None:
+    x = canvas.put(0, 0, " kvtop ", "brand") + 1
+    for index, (name, count) in enumerate(zip(SCREENS, _counts(shot, canvas.glyphs), strict=True)):
+        label = f" {index + 1} {name.capitalize()}{' ' + count if count else ''} "
+        canvas.hit(f"app.show('{name}')", x, 0, width_of(label))
+        x = canvas.put(x, 0, label, "tab_on" if name == screen else "tab")
+    style, text = moment(shot.cursor, canvas.glyphs)
+    left = canvas.right(canvas.width - 1, 0, text, style)
+    about = f"{shot.label}  every {age(shot.interval_ms / 1000)}, window {age(shot.window_ms / 1000)}  UTC"
+    if left - x > width_of(about) + 4:
+        canvas.right(left - 2, 0, about, "muted")
+
+
+def _counts(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str, str]:
+    found = len(shot.diagnosis.findings) if shot.diagnosis else 0
+    fresh, total = sum(source.ok for source in shot.sources), len(shot.sources)
+    sources = f"{glyphs.ok if fresh == total else glyphs.bad}{fresh}/{total}" if total else ""
+    return "", f"{glyphs.bad}{found}" if found else "", sources
+
+
+def moment(cursor: Cursor, glyphs: Glyphs) -> tuple[str, str]:
+    """Style and words for the place in time."""
+    if not cursor.end_ms:
+        return "muted", "no data yet"
+    at = clock(cursor.at_ms)
+    if cursor.mode is Mode.LIVE:
+        return "ok", f"{glyphs.live} live {at}"
+    span = max(1, cursor.end_ms - cursor.start_ms)
+    place = percent((cursor.at_ms - cursor.start_ms) / span) if cursor.recorded else _behind(cursor, glyphs)
+    if cursor.mode is Mode.PLAYING:
+        return "data", f"{glyphs.play} x{cursor.speed} {at} {place}"
+    if cursor.recorded and cursor.at_end:
+        return "warn", f"{glyphs.pause} end {at}"
+    return "warn", f"{glyphs.pause} paused {at} {place}"
+
+
+def _behind(cursor: Cursor, glyphs: Glyphs) -> str:
+    return f"{glyphs.minus}{age((cursor.end_ms - cursor.at_ms) / 1000)}"
+
+
+def banner(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str]:
+    """Style and text of the verdict line."""
+    diagnosis = shot.diagnosis
+    if shot.trouble:
+        return "banner_unknown", f"{glyphs.unknown} cannot tell: {shot.trouble}"
+    if diagnosis is None:
+        return "banner_wait", f"{glyphs.wait} {waiting(shot)}"
+    if diagnosis.verdict is Overall.HEALTHY:
+        more = f"; {_count(len(diagnosis.unknown), 'cause')} could not be decided" if diagnosis.unknown else ""
+        return "banner_ok", f"{glyphs.ok} healthy{more}"
+    if diagnosis.findings:
+        first = diagnosis.findings[0]
+        style = "banner_warn" if first.verdict is Verdict.SUSPECTED else "banner_bad"
+        return style, f"{glyphs.bad} {_count(len(diagnosis.findings), 'finding')}: {headline(first)}"
+    return "banner_unknown", f"{glyphs.unknown} cannot tell: {doubt(diagnosis)}"
+
+
+def waiting(shot: Snapshot) -> str:
+    """What is being waited for, before the first diagnosis."""
+    broken = [source for source in shot.sources if not source.ok and source.error]
+    if broken:
+        return f"no verdict yet: {broken[0].target}: {broken[0].error}"
+    return "collecting: the first verdict needs a few samples" if shot.sources else "connecting"
+
+
+def headline(finding: Finding) -> str:
+    """``kv-capacity-exhausted on pod-1:8000 since 10:02:15``."""
+    words = [finding.cause]
+    if finding.member:
+        words += ["on", member_name(finding.member)]
+    if finding.onset_ms is not None:
+        words += ["since", clock(finding.onset_ms)]
+    if finding.ended_ms is not None:
+        words += ["until", clock(finding.ended_ms)]
+    return " ".join(words)
+
+
+def member_name(member: Mapping[str, str]) -> str:
+    """The entity's short name, or the labels as they are; ``everything`` for none."""
+    known = {"instance", "engine", "gpu", "device", "shard"}
+    if not member:
+        return "the fleet"
+    rest = " ".join(f"{name}={value}" for name, value in member.items() if name not in known)
+    return " ".join(part for part in (entity_name(member), rest) if part)
+
+
+def doubt(diagnosis: Diagnosis) -> str:
+    """Why there is no verdict, in words."""
+    if diagnosis.unexplained:
+        first = diagnosis.unexplained[0]
+        where = f" on {member_name(first.member)}" if first.member else ""
+        return f"{first.says or first.resource}{where}, and no known cause explains it"
+    undecided = [check.name for check in diagnosis.core if check.bad is None]
+    if undecided:
+        return f"nothing to judge {', '.join(undecided)} by"
+    return "no data to judge by"
+
+
+def because(shot: Snapshot) -> str:
+    """The line under the banner: the first finding's summary, or the core questions' answers."""
+    diagnosis = shot.diagnosis
+    if diagnosis is None:
+        return shot.label
+    if diagnosis.findings:
+        first = diagnosis.findings[0]
+        evidence = "; ".join(item.says for item in first.evidence if item.says)
+        return f"{first.verdict.value}: {evidence or first.summary or first.title}"
+    said = [check.says or check.name for check in diagnosis.core if check.bad is not False]
+    if said:
+        return "; ".join(said)
+    return ", ".join(check.says or f"{check.name} fine" for check in diagnosis.core) or shot.label
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,1 @@
+"""Widgets: each owns a part of the screen, takes a snapshot, draws its cells, and paints only lines that changed."""
