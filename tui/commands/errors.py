@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tui.commands import CommandError
 
-# Errors that these rooms define are written for people: what, where, what to do. All of them are ValueErrors; none is
-# imported here, so that a command loads only what it uses.
+# Errors that these rooms define are written for people: what, where, what to do. None is imported here, so that a
+# command loads only what it uses.
 _ROOMS = ("probes", "playbooks", "exporters")
 
 
@@ -17,13 +17,13 @@ def plain_errors() -> Iterator[None]:
     """Turn the rooms' own errors, and those of files, into ``CommandError``."""
     try:
         yield
-    except ValueError as error:
-        if type(error).__module__.split(".")[0] not in _ROOMS:
-            raise
-        render = getattr(error, "render", None)
-        raise CommandError(render(caret=True) if render else str(error)) from None
     except BrokenPipeError:
         raise
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         raise CommandError(f"{name}{(error.strerror or str(error)).lower()}") from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in _ROOMS:
+            raise
+        render = getattr(error, "render", None)
+        raise CommandError(render(caret=True) if render else str(error)) from None

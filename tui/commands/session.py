@@ -79,14 +79,18 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def attached(args: argparse.Namespace) -> Attachment:
-    """Attach to what the words name; without any, to what is found on this host."""
+def attached(args: argparse.Namespace, max_bytes: int | None = None) -> Attachment:
+    """Attach to what the words name; without any, to what is found on this host.
+
+    ``max_bytes`` bounds the window that is held; by default as much as the kind of target asks for.
+    """
     from probes.attach import attach
 
     targets: Sequence[str] = args.targets
     if not targets and args.config is None:
         targets = found_here()
-    return attach(targets, config=args.config, interval_ms=args.interval, timeout_s=args.timeout / 1000)
+    timeout_s = args.timeout / 1000
+    return attach(targets, config=args.config, interval_ms=args.interval, timeout_s=timeout_s, max_bytes=max_bytes)
 
 
 def scrapes(attachment: Attachment) -> bool:

@@ -1,0 +1,111 @@
+"""``kvtop record``: targets into one OpenMetrics file, until Ctrl-C or for a while; ``--repair`` mends a cut one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tui.commands import EXIT_NOTHING, EXIT_OK, CommandError
+from tui.commands.errors import plain_errors
+from tui.commands.session import add_target_arguments, attached
+from tui.commands.when import duration_option
+
+if TYPE_CHECKING:
+    from probes.attach import Attachment
+    from probes.recorder import Recorder
+    from probes.sources.base import SourceStatus
+
+_HELD_BYTES = 8 << 20  # what the recorder has not yet written is one cycle; the rest of the window is not asked
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the recording (OpenMetrics with timestamps)")
+    parser.add_argument(
+        "--for", dest="for_ms", metavar="DUR", type=duration_option, help="so long (default: until Ctrl-C)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    parser.add_argument(
+        "--repair", metavar="FILE", type=Path, help="mend a recording that was cut off (kill -9, full disk)"
+    )
+    parser.epilog = (
+        "kvtop reads a recording at any time, also after kill -9; once closed or repaired, promtool does, too:\n"
+        "  promtool tsdb create-blocks-from openmetrics FILE DIR\n"
+        "exit codes: 0 recorded (Ctrl-C is a proper end), 2 usage, 4 nothing could be collected"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.repair is not None:
+        return _repair(args)
+    if args.output is None:
+        raise CommandError("where to? kvtop record TARGET… -o FILE")
+    if args.output.exists() and not args.force:
+        raise CommandError(f"{args.output}: is there already; name another file or add --force")
+    with plain_errors():
+        from probes.recorder import Recorder
+
+        attachment = attached(args, max_bytes=_HELD_BYTES)
+        recorder = Recorder(args.output, attachment.store, overwrite=args.force)
+        with recorder:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(_record(attachment, recorder, args.for_ms))
+        return _told(recorder, attachment.statuses)
+
+
+def _repair(args: argparse.Namespace) -> int:
+    from probes.recorder import repair
+
+    if args.targets or args.output is not None:
+        raise CommandError("--repair mends its FILE in place: give no target and no -o")
+    with plain_errors():
+        if args.repair.stat().st_size == 0:
+            raise CommandError(f"{args.repair}: is empty, there is nothing to mend")
+        count = repair(args.repair)
+    print(f"{args.repair}: {count:,} samples, closed")
+    return EXIT_OK
+
+
+async def _record(attachment: Attachment, recorder: Recorder, for_ms: int | None) -> None:
+    interval_s = attachment.sampler.interval_ms / 1000
+    start = time.monotonic()
+    cycles = 0
+    try:
+        while True:
+            await attachment.cycle(round(time.time() * 1000))
+            recorder.record()
+            cycles += 1
+            _progress(recorder, time.monotonic() - start)
+            if for_ms is not None and (time.monotonic() - start + interval_s) * 1000 > for_ms:
+                return
+            await asyncio.sleep(max(0.0, start + cycles * interval_s - time.monotonic()))
+    finally:
+        await attachment.close()
+        recorder.record()
+
+
+def _progress(recorder: Recorder, spent_s: float) -> None:
+    if sys.stderr.isatty():
+        text = f"recording: {spent_s:.0f} s, {recorder.samples:,} samples (Ctrl-C ends it)"
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+def _told(recorder: Recorder, statuses: Sequence[SourceStatus]) -> int:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    faults = [f"{status.target}: {status.error or status.state}" for status in statuses if not status.ok]
+    if all(status.last_ok_ms is None for status in statuses):
+        recorder.path.unlink(missing_ok=True)
+        raise CommandError("nothing could be collected: " + "; ".join(faults), EXIT_NOTHING)
+    print(f"{recorder.path}: {recorder.samples:,} samples")
+    for fault in faults:
+        print(f"kvtop: {fault}", file=sys.stderr)
+    return EXIT_OK
