@@ -5,7 +5,15 @@ from tui.commands.when import Moment, bind_negative, duration_ms, duration_text,
 
 @pytest.mark.parametrize(
     ("text", "ms"),
-    [("30s", 30_000), ("10m", 600_000), ("1h30m", 5_400_000), ("500ms", 500), ("1d", 86_400_000), ("2.5", 2_500), ("1w", 604_800_000)],
+    [
+        ("30s", 30_000),
+        ("10m", 600_000),
+        ("1h30m", 5_400_000),
+        ("500ms", 500),
+        ("1d", 86_400_000),
+        ("2.5", 2_500),
+        ("1w", 604_800_000),
+    ],
 )
 def test_durations_are_prometheus_durations(text: str, ms: int) -> None:
     assert duration_ms(text) == ms

@@ -11,7 +11,6 @@ from tui.commands.session import Session, add_target_arguments, attached, collec
 from tui.commands.when import duration_option, moment_option
 
 if TYPE_CHECKING:
-    from probes.view import View
     from tui.panels import Panel
     from tui.reading import EntityReading
 
@@ -48,14 +47,6 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_NOTHING if session.empty else EXIT_OK
 
 
-class Asking:
-    """A view in the words of ``tui.reading``."""
-
-    def __init__(self, view: View) -> None:
-        self.query = view.instant
-        self.query_range = view.range
-
-
 def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[EntityReading]]:
     """Every panel of every entity, and the raw gauges and counters beside them."""
     from tui.panels import PANELS, raw_panels
@@ -64,7 +55,7 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
 
     panels = (*PANELS, *raw_panels(raw_vocabulary()))
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
-    return panels, read(Asking(session.view), at_ms, session.window_ms, panels, faults=faults)
+    return panels, read(session.view, at_ms, session.window_ms, panels, faults=faults)
 
 
 def source_json(session: Session, at: int) -> dict[str, object]:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from playbooks.playbook import Playbook, Test
-from tui.commands.table import table
 
 
-def runbook(playbook: Playbook) -> str:
-    """Title, the page, and the machine's part in words."""
-    title = f"{playbook.id}: {playbook.title}"
-    parts = [title + "\n" + "=" * len(title), playbook.body.strip(), _machine(playbook)]
-    return "\n\n".join(part for part in parts if part)
+def runbook(playbook: Playbook, width: int = 100) -> str:
+    """The page under its cause's name, and the machine's part in words."""
+    title = f"{playbook.id} ({playbook.severity})"
+    page = playbook.body.strip()
+    if not page.startswith("# "):
+        page = f"# {playbook.title}\n\n{page}"
+    return "\n".join([title, "=" * len(title), "", page, "", *_machine(playbook, width)])
 
 
-def _machine(playbook: Playbook) -> str:
-    lines = ["What the machine tests", "----------------------"]
-    rows = [(name, _line(test), test.basis, test.source) for name, test in playbook.tests.items()]
-    lines.append(table(("TEST", "HOLDS WHEN", "BASIS", "SOURCE"), rows))
+def _machine(playbook: Playbook, width: int) -> list[str]:
+    lines = ["## What the machine tests", ""]
+    for name, test in playbook.tests.items():
+        lines += [f"{name} ({test.basis}: {test.source})", *_wrapped(_line(test), width)]
     for pattern in playbook.patterns:
-        lines.append(f"\nPattern {pattern.id} (of each {pattern.scope}): requires {', '.join(pattern.requires)}")
+        lines.append(f"\nPattern {pattern.id}, of each {pattern.scope}: all of {', '.join(pattern.requires)}")
         if pattern.supports:
             lines.append(f"  supported by {', '.join(pattern.supports)}")
         lines += [f"  refuted by {refuter.test}: it would be {refuter.means}" for refuter in pattern.refutes]
-    return "\n".join(lines)
+    return lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="      ", break_long_words=False)
 
 
 def _line(test: Test) -> str:

@@ -11,7 +11,7 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         ("kv:block_*_seconds",),
         "start vLLM (0.12 or newer) with --kv-cache-metrics; --kv-cache-metrics-sample sets the share of blocks",
     ),
-    (("kv:modelled_*",), "opt-in in vLLM 0.17 or newer: --enable-mfu-metrics"),
+    (("kv:modelled_*",), "start vLLM (0.17 or newer) with --enable-mfu-metrics"),
     (("kv:transfer_*", "kv:requests_kv_fetch"), "only an engine with a KV connector for transfers (NIXL) has it"),
     (("kv:external_prefix_*", "kv:remote_*"), "only an engine with a KV connector has it"),
     (("kv:offload_*", "kv:host_pool_*"), "only an engine that offloads KV (--kv-offloading-size, …) has it"),
