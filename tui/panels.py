@@ -127,12 +127,14 @@ PANELS: tuple[Panel, ...] = (
         warn=0.90,
         bad=0.97,
     ),
-    _gauge(
+    Panel(
         "kv:pool_tokens",
         "Pool capacity",
         "TOKENS",
         "tokens",
-        "Token capacity of the device pool",
+        f"max {_BY} (kv:pool_tokens) or max {_BY} (kv:pool_blocks) * max {_BY} (kv:block_tokens)",
+        ("kv:pool_blocks",),
+        "Token capacity of the device pool; an engine that does not say: its blocks times the tokens of one",
         draw=Draw.NUMBER,
     ),
     _gauge("kv:requests_running", "Running", "RUN", "requests", "Requests in the running batch"),

@@ -2,7 +2,7 @@
 
     read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None) -> list[EntityReading]
 
-- ``view``: anything with ``query(expr, at_ms, …) -> Vector`` (see `Asked`); ``at_ms``: milliseconds since the epoch;
+- ``view``: a `probes.view.View`, or what answers like one (see `Asked`); ``at_ms``: milliseconds since the epoch;
   ``window_ms``: length of ``$window``.
 - ``faults``: instance to the fault of its source in words, for sources that are not fresh.
 - ``seen``: canonical name to the instances that ever had it (`presence` finds it when not given).
@@ -16,6 +16,7 @@ Missing is never 0: no value is None with a state that says why. NaN is no data.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +26,7 @@ from probes.labels import Labels
 from tui.panels import PANELS, Merge, Panel
 from tui.vocabulary import vocabulary
 
+_DIGITS = re.compile(r"(\d+)")
 SCHEMA = "kvscope.reading/1"
 
 # An engine's identity on the screen: these labels, as far as present; shard, GPU and device come before.
@@ -96,9 +98,9 @@ class Answer(Protocol):
 class Asked(Protocol):
     """What this module needs of a view."""
 
-    def query(self, expr: str, at_ms: int, /) -> Any: ...
+    def instant(self, text: str, at_ms: int, /) -> Any: ...
 
-    def query_range(self, expr: str, start_ms: int, end_ms: int, step_ms: int, /) -> Any: ...
+    def range(self, text: str, start_ms: int, end_ms: int, step_ms: int, /) -> Any: ...
 
 
 Grid = Mapping[Labels, tuple[float, ...]]
@@ -147,7 +149,12 @@ def grid_of(answer: Answer) -> Grid:
 
 def ask(view: Asked, expr: str, at_ms: int) -> Grid:
     """One instant query as a grid of one step."""
-    return grid_of(view.query(expr, at_ms))
+    return grid_of(view.instant(expr, at_ms))
+
+
+def ask_range(view: Asked, expr: str, start_ms: int, end_ms: int, step_ms: int) -> Grid:
+    """One range query as a grid; steps end at ``end_ms`` at the latest."""
+    return grid_of(view.range(expr, start_ms, end_ms, step_ms))
 
 
 def presence(view: Asked, at_ms: int, window_ms: int, names: Iterable[str]) -> dict[str, frozenset[str]]:
@@ -157,7 +164,7 @@ def presence(view: Asked, at_ms: int, window_ms: int, names: Iterable[str]) -> d
     found: dict[str, frozenset[str]] = {}
     for name in dict.fromkeys(names):
         series = terms[name].series if name in terms else name
-        answer = view.query(f"count by (instance) (last_over_time({series}[{span}]))", at_ms)
+        answer = view.instant(f"count by (instance) (last_over_time({series}[{span}]))", at_ms)
         found[name] = frozenset(labels.get("instance") for labels in answer.labels)
     return found
 
@@ -193,7 +200,7 @@ class Moment:
 
 def identities(view: Asked, at_ms: int) -> dict[Labels, Mapping[str, str]]:
     """Entity to the labels that say what it is: model, system, job."""
-    answer = view.query("kv:requests_running or kv:pool_usage_ratio", at_ms)
+    answer = view.instant("kv:requests_running or kv:pool_usage_ratio", at_ms)
     return {entity_of(labels): labels.only(_IDENTITY).as_dict() for labels in answer.labels}
 
 
@@ -214,9 +221,14 @@ def restarted(view: Asked, at_ms: int, window: str) -> frozenset[str]:
     return frozenset(entity.get("instance") for entity in grid)
 
 
-def assemble(grids: Mapping[str, Grid], panels: Sequence[Panel], moment: Moment) -> list[EntityReading]:
-    """Entity readings from grids (their last step); instance-wide numbers go to each engine of the instance."""
-    entities = _entities(grids)
+def assemble(
+    grids: Mapping[str, Grid], panels: Sequence[Panel], moment: Moment, known: Iterable[Labels] = ()
+) -> list[EntityReading]:
+    """Entity readings from grids (their last step); instance-wide numbers go to each engine of the instance.
+
+    ``known`` entities are there even when no grid has them any more.
+    """
+    entities = _entities(grids, known)
     readings = []
     for entity in entities:
         values: dict[str, Reading] = {}
@@ -229,9 +241,9 @@ def assemble(grids: Mapping[str, Grid], panels: Sequence[Panel], moment: Moment)
     return readings
 
 
-def _entities(grids: Mapping[str, Grid]) -> list[Labels]:
+def _entities(grids: Mapping[str, Grid], known: Iterable[Labels]) -> list[Labels]:
     """All entities, sorted by name; a bare instance that has engines is no entity of its own."""
-    every = dict.fromkeys(entity for grid in grids.values() for entity in grid)
+    every = dict.fromkeys([*(entity for grid in grids.values() for entity in grid), *known])
     ranked = {e.get("instance") for e in every if e.get("engine")}
     kept = [e for e in every if e and not (len(e) == 1 and e.get("instance") in ranked)]
     return sorted(kept, key=sort_key)
@@ -240,7 +252,12 @@ def _entities(grids: Mapping[str, Grid]) -> list[Labels]:
 def sort_key(entity: Labels | Mapping[str, str]) -> tuple[object, ...]:
     """Instances by name, ranks and GPUs by number."""
     rank = entity.get("engine") or entity.get("gpu") or ""
-    return (entity.get("instance") or "", int(rank) if rank.isdecimal() else -1, rank, str(entity))
+    return (natural(entity.get("instance") or ""), int(rank) if rank.isdecimal() else -1, rank, str(entity))
+
+
+def natural(text: str) -> tuple[object, ...]:
+    """Numbers in a name count as numbers: ``pod-2`` before ``pod-10``."""
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(text) if part)
 
 
 def _is_engine(entity: Labels) -> bool:
