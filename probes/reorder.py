@@ -41,13 +41,18 @@ def reorder(path: Path) -> int:
     places: dict[bytes, _Place] = {}
     metadata = Metadata()
     samples = 0
-    for number, line in _lines(path):
-        if line[:1] == b"#":
-            parse_comment(decode(line, number), metadata, number)
-        elif line and not line.isspace():
-            _check(line, number, places)
-            _place(line, number, places).size += len(line) + 1
-            samples += 1
+    try:
+        for number, line in _lines(path):
+            if line[:1] == b"#":
+                parse_comment(decode(line, number), metadata, number)
+            elif line and not line.isspace():
+                _check(line, number, places)
+                _place(line, number, places).size += len(line) + 1
+                samples += 1
+    except ExpositionError:
+        with path.open("rb") as file:
+            refuse_foreign(file.read(4096))
+        raise
     made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     out = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path.stat().st_mode & 0o777)
     try:
@@ -105,8 +110,6 @@ def _flush(out: int, places: dict[bytes, _Place]) -> None:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Whole lines with their numbers, up to ``# EOF``; what stands behind the last line feed is left out."""
     with path.open("rb") as file:
-        refuse_foreign(file.read(4096))
-        file.seek(0)
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n") or line == _EOF:
                 return

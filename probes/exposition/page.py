@@ -97,10 +97,13 @@ class PageParser:
             page = _by_layout(layout, [part[2] for part in parts])
             if page is not None:
                 return page
-        refuse_foreign(data)
-        if lines[-1] and not (openmetrics and lines[-1].rstrip() == b"# EOF"):
-            raise _cut(lines)
-        return self._by_line(lines, heads, [part[2] for part in parts], openmetrics)
+        try:
+            if lines[-1] and not (openmetrics and lines[-1].rstrip() == b"# EOF"):
+                raise _cut(lines)
+            return self._by_line(lines, heads, [part[2] for part in parts], openmetrics)
+        except ExpositionError:
+            refuse_foreign(data)
+            raise
 
     def _by_line(self, lines: list[bytes], heads: list[bytes], tails: list[bytes], openmetrics: bool) -> Page:
         got = _Lines()

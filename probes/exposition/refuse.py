@@ -13,9 +13,9 @@ _BINARY = frozenset(range(9)) | frozenset((11, 12)) | frozenset(range(14, 32))
 
 
 def refuse_foreign(data: bytes) -> None:
-    """Raise ``ExpositionError`` for a body that is HTML, JSON, compressed or otherwise not text; cheap for a real page.
+    """Raise a telling ``ExpositionError`` for a body that is HTML, JSON, compressed or otherwise not text.
 
-    A body may start with ``{`` and be an exposition (a quoted metric name), so JSON is told by its second token.
+    Asked when a page could not be read, not before: an exposition may start with ``{`` and may hold control characters.
     """
     head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
     if _HTML.match(head):

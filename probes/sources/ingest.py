@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from probes.columns import Floats, Rows, blank
-from probes.exposition import Limits, Page, PageParser
+from probes.exposition import Family, Limits, Page, PageParser
 from probes.exposition.page import NO_TIME
 from probes.labels import Labels
 from probes.series import Metadata, SeriesStore
@@ -33,6 +35,7 @@ class TargetFrame:
         self._duration = self._up.replace(__name__="scrape_duration_seconds")
         self._scraped = self._up.replace(__name__="scrape_samples_scraped")
         self._changed = self._up.replace(__name__=CHANGED)
+        self._declared: Mapping[str, Family] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -82,10 +85,9 @@ class TargetFrame:
             own.append(self._row(self._changed))
             given = np.append(given, float(changed))
         self.frame.append(time_ms, np.concatenate([rows, np.array(extra + own, dtype=np.intp)]), given)
-        for family in page.families.values():
-            if self._store.metadata(family.name) is None:
-                kind = "unknown" if family.type == "untyped" else family.type
-                self._store.set_metadata(family.name, Metadata(kind, family.help, family.unit))
+        if page.families is not self._declared:
+            self._declared = page.families
+            declare(self._store, page.families.values())
         if len(self._labels) > 2 * len(page.rows) + 1000:
             self._reset()
         return "; ".join(remarks)
@@ -144,3 +146,10 @@ class TargetFrame:
         self._previous[page.rows] = page.values
         self._scrapes += 1
         return changed if self._scrapes > 1 else None
+
+
+def declare(store: SeriesStore, families: Iterable[Family]) -> None:
+    """Tell the store what a page or file says of its families."""
+    for family in families:
+        kind = "unknown" if family.type == "untyped" else family.type
+        store.set_metadata(family.name, Metadata(kind, family.help, family.unit))

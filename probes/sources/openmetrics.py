@@ -50,7 +50,11 @@ def read_samples(path: Path, *, cap: int = 20_000_000) -> Samples:
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        reader.read(gzip.GzipFile(fileobj=raw) if zipped else raw)
+        try:
+            reader.read(gzip.GzipFile(fileobj=raw) if zipped else raw)
+        except ExpositionError:
+            refuse_foreign(reader.start)
+            raise
     return reader.result(round(path.stat().st_mtime * 1000))
 
 
@@ -64,6 +68,7 @@ class _Reader:
         self._held = 0
         self._oldest = -np.inf
         self._number = 0
+        self.start = b""
         self.dropped = self.bytes = 0
         self.closed = self.cut = False
 
@@ -76,7 +81,6 @@ class _Reader:
     def _lines(self, file: IO[bytes] | gzip.GzipFile) -> Iterator[list[bytes]]:
         """Whole lines, a chunk at a time; what is left behind the last line feed is the cut line."""
         rest = b""
-        first = True
         while True:
             try:
                 chunk = file.read(_CHUNK)
@@ -86,9 +90,7 @@ class _Reader:
                 break
             self.bytes += len(chunk)
             lines = (rest + chunk).split(b"\n")
-            if first:
-                refuse_foreign(chunk)
-                first = False
+            self.start = self.start or chunk[:4096]
             rest = lines.pop()
             if len(rest) > _LONGEST_LINE:
                 raise ExpositionError(f"a line of more than {_LONGEST_LINE} bytes", self._number + len(lines) + 1)
@@ -97,6 +99,8 @@ class _Reader:
             self.closed = True
         elif rest.strip():
             self.cut = True
+            if not self._known and not self._ids:
+                raise ExpositionError("no whole sample line: not a recording")
 
     def _take(self, lines: list[bytes]) -> None:
         ids: list[int] = []

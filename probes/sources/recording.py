@@ -8,10 +8,11 @@ from pathlib import Path
 
 from probes.exposition import ExpositionError, Family
 from probes.labels import Labels
-from probes.series import Metadata, SeriesStore
+from probes.series import SeriesStore
 from probes.sources.base import SourceStatus
 from probes.sources.blocks import Block, blocks_of
 from probes.sources.info import InfoLabels, info_labels
+from probes.sources.ingest import declare
 from probes.sources.openmetrics import Samples, read_samples
 
 JOB = "recording"
@@ -113,9 +114,7 @@ class RecordingSource:
         for block in found.blocks:
             frame = store.frame(f"{self._target} {block.job} {block.instance}")
             frame.load(block.times, block.labels, block.values)
-        for family in found.families.values():
-            kind = "unknown" if family.type == "untyped" else family.type
-            store.set_metadata(family.name, Metadata(kind, family.help, family.unit))
+        declare(store, found.families.values())
         self.span = (found.start_ms, found.end_ms)
         self.step_ms = found.step_ms
         return replace(
