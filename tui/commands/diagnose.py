@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from tui.commands import CommandError
 from tui.commands.errors import plain_errors
 from tui.commands.session import Session, add_target_arguments, attached, collect
-from tui.commands.when import duration_option, duration_text, moment_option, rfc3339
+from tui.commands.when import Moment, duration_option, duration_text, moment_option, rfc3339
 
 if TYPE_CHECKING:
     from playbooks.grid import Grid
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         for one in objectives:
             _check(one.check.test.expr)
         session = collect(attachment, args.for_ms or LIVE_MS)
-        diagnosis = _diagnose(session, args, playbooks, objectives)
+        grid = window(session, args.at, args.for_ms, args.against)
+        diagnosis = diagnosis_of(session, grid, playbooks, objectives)
     with contextlib.suppress(BrokenPipeError):  # `| head` must not turn a finding into exit 0
         _print(diagnosis, args)
     return diagnosis.exit_code(strict=args.strict)
@@ -74,31 +75,34 @@ def _check(text: str) -> None:
     parse(text.replace("$window", "1m").replace("$span", "1m"))
 
 
-def _diagnose(
-    session: Session, args: argparse.Namespace, playbooks: list[Playbook], objectives: tuple[Objective, ...]
+def diagnosis_of(
+    session: Session, grid: Grid, playbooks: list[Playbook], objectives: tuple[Objective, ...]
 ) -> Diagnosis:
+    """Test every playbook on a window of what was collected."""
     from playbooks.engine import Case, diagnose
     from playbooks.verdict import SourceLine
 
     sources = tuple(SourceLine(one.target, one.state, one.age_s(session.end_ms), one.error) for one in session.statuses)
     rules = cast("RuleSet", session.view.rules)
-    return diagnose(session.view, Case(window(session, args), sources, objectives), playbooks, rules)
+    return diagnose(session.view, Case(grid, sources, objectives), playbooks, rules)
 
 
-def window(session: Session, args: argparse.Namespace) -> Grid:
+def window(
+    session: Session, at: Moment | None = None, for_ms: int | None = None, against: Moment | None = None
+) -> Grid:
     """The window of the diagnosis within the data that there is."""
     from playbooks.grid import Grid
 
-    end = args.at.resolve(session.end_ms) if args.at else session.end_ms
+    end = at.resolve(session.end_ms) if at else session.end_ms
     held = f"the data spans {rfc3339(session.start_ms)} to {rfc3339(session.end_ms)}"
     if not session.start_ms <= end <= session.end_ms + session.interval_ms:
         raise CommandError(f"--at {rfc3339(end)} lies outside: {held}")
     start = session.start_ms
-    if args.for_ms and not session.scraped:
-        start = max(start, end - args.for_ms)
+    if for_ms and not session.scraped:
+        start = max(start, end - for_ms)
     shift = None
-    if args.against:
-        shift = end - args.against.resolve(end)
+    if against:
+        shift = end - against.resolve(end)
         if shift <= 0:
             raise CommandError("--against must lie before the window, as in --against -24h")
         if start - shift < session.start_ms:

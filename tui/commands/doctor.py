@@ -11,6 +11,7 @@ from tui.commands.session import Session, add_target_arguments, attached, collec
 from tui.doctor.check import Check, State
 from tui.doctor.environment import environment
 
+_SHOWN = 5  # of signals that one advice would bring; --json lists all
 _MARKS = {State.OK: "ok", State.NOTE: "note", State.WRONG: "WRONG"}
 
 
@@ -66,7 +67,9 @@ def _print_text(checks: Sequence[Check], session: Session | None) -> None:
     for one in found:
         print(f"\n{one.name} ({one.kind}): {len(one.present)} canonical signals")
         for says, names in one.missing.items():
-            print(folded("missing: ", [name.removeprefix("kv:") for name in names]))
+            shown = [name.removeprefix("kv:") for name in names[:_SHOWN]]
+            more = [f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+            print(folded("missing: ", [*shown, *more]))
             print(f"    → {says}")
     for says in hosts_missing(found):
         print(f"\nnot seen: {says}")
