@@ -102,7 +102,7 @@ def _kahan(v: Floats) -> tuple[Floats, Floats]:
 
 
 def average(prometheus_2: bool) -> Kernel:
-    """``avg_over_time``: 2.x keeps a running mean, 3.x divides the sum."""
+    """``avg_over_time``: 2.x keeps a running mean, 3.x divides the sum unless that overflows."""
 
     def running(w: Window) -> Floats:
         mean, carry = np.zeros(w.v.shape[1:]), np.zeros(w.v.shape[1:])
@@ -115,8 +115,10 @@ def average(prometheus_2: bool) -> Kernel:
         return out
 
     def direct(w: Window) -> Floats:
-        out: Floats = kahan_sum(w.v) / w.v.shape[0]
-        return out
+        total = kahan_sum(w.v)
+        out: Floats = total / w.v.shape[0]
+        endless = np.isinf(total)
+        return np.where(endless, running(w), out) if endless.any() else out
 
     return running if prometheus_2 else direct
 

@@ -14,6 +14,7 @@ from probes.promql.signatures import AGGREGATES, FUNCTIONS, unsupported
 from probes.promql.tokens import tokenize
 
 _BINARY = ("+", "-", "*", "/", "%", "^", "atan2", "==", "!=", "<", "<=", ">", ">=", "and", "or", "unless")
+_POSIX = re.compile(r"\[\^?\[:\w+:\]")
 _MATCH = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 
 
@@ -95,6 +96,9 @@ def _at(modifier: Any) -> ast.At:
 def _matcher(found: Any) -> ast.Matcher:
     op = _MATCH[str(found.op).rpartition(".")[2]]
     if op in ("=~", "!~"):
+        if _POSIX.search(found.value):
+            message = f"pattern {found.value!r} of label {found.name!r}: classes such as [[:alpha:]] are not supported"
+            raise _UnsupportedError(message, found.name)
         try:
             re.compile(found.value)
         except re.error as error:

@@ -82,7 +82,8 @@ AGGREGATES = frozenset(
         "count_values",
     }
 )
-PARAMETRIC = frozenset({"quantile", "topk", "bottomk", "count_values"})
+ALL_AGGREGATES = AGGREGATES | {"limitk", "limit_ratio"}
+"""Those of PromQL, done here or not."""
 
 
 def unsupported(kind: str, name: str) -> str:

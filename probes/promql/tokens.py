@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?!
 _DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+(?![\w.])")
 _WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_SIGN = re.compile(r"=~|!~|==|!=|<=|>=|[-+*/%^<>=(){}\[\],:@$]")
+_SIGN = re.compile(r"=~|!~|==|!=|<=|>=|[-+*/%^<>=(){}\[\],:@]")
 _OPENERS = {"(": ")", "{": "}", "[": "]"}
 _NAMES = {"(": "parenthesis", "{": "brace", "[": "bracket"}
 
