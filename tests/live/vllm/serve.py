@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -84,6 +85,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _end_with_parent() -> None:
+    """In the child: a SIGTERM when the harness dies without having cleaned up (Linux only)."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 @dataclass
 class Engine:
     """One vLLM server as a context manager: healthy inside the block, gone after it.
@@ -110,7 +117,12 @@ class Engine:
     def __enter__(self) -> Engine:
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                self._command(), env=self._environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                self._command(),
+                env=self._environment(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         try:
             self._await_health()
@@ -182,6 +194,7 @@ def main() -> None:
     parser.add_argument("--max-seqs", type=int, default=4)
     parser.add_argument("--port", type=int, default=8000)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Engine(Lab.prepare(), blocks=asked.blocks, max_seqs=asked.max_seqs, port=asked.port) as engine:
         print(f"{engine.url}/metrics  (log {engine.log}); Ctrl-C ends it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
