@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .meters import INF, EngineMeters, Histogram
 from .scheduler import Engine
@@ -42,6 +43,7 @@ class Family:
         return self
 
 
+@lru_cache(maxsize=1 << 16)
 def merged(labels: LabelPairs, *more: tuple[str, str]) -> LabelPairs:
     return tuple(sorted((*labels, *more)))
 
@@ -245,7 +247,9 @@ def classic_text(families: Iterable[Family]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def braces(labels: Sequence[tuple[str, str]]) -> str:
+@lru_cache(maxsize=1 << 16)
+def braces(labels: LabelPairs) -> str:
+    """Labels as the text formats write them."""
     return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}" if labels else ""
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from .config import EngineConfig
 from .exposition import Family, LabelPairs, ProcessFacts, engine_families, process_families
 from .hardware import GPUS, Gpu, GpuModel, Node
 from .recorder import Recorder
-from .scheduler import Engine, EngineConfig
+from .scheduler import Engine
 from .timers import Timers
 from .workload import Stream
 

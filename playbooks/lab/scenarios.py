@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from .config import EngineConfig, StepCost
 from .fleet import Fleet, Pod, make_gpu
 from .hardware import GPUS, Node
-from .scheduler import EngineConfig, StepCost
 from .workload import Stream
 
 MODELS = ("llama-3-8b", "qwen3-14b", "mistral-small", "gemma-3-27b", "phi-4", "granite-8b", "glm-4-9b", "olmo-2-13b")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .config import EngineConfig
 from .scenarios import Cast, Stage, Truth, scenario
 from .scenes_disagg import disaggregated
 from .scenes_healthy import chat_family, chat_load
-from .scheduler import EngineConfig
 from .workload import Lengths, Mixed, SharedPrefixes, Stream, Unique
 
 

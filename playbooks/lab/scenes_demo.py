@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from .config import EngineConfig, StepCost
 from .fleet import Fleet, Pod, make_gpu
 from .hardware import GPUS, Node
 from .scenarios import Cast, Stage, Truth, scenario
-from .scheduler import EngineConfig, StepCost
 from .workload import Lengths, SharedPrefixes, Stream, UnstablePrefix
 
 START = 1_773_756_000

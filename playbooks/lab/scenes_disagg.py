@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .config import EngineConfig
 from .fleet import Fleet, Pod
 from .request import Request
 from .scenarios import Cast
-from .scheduler import Engine, EngineConfig
+from .scheduler import Engine
 from .workload import Lengths, SharedPrefixes, Stream
 
 KV_BYTES_PER_TOKEN = 131_072

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .config import EngineConfig
 from .fleet import Pod
 from .scenarios import Cast, Stage, Truth, scenario
-from .scheduler import Engine, EngineConfig
+from .scheduler import Engine
 from .workload import Lengths, Mixed, PromptFamily, SharedPrefixes, Stream, Turns, Unique
 
 CAPACITY = ("kv-capacity-exhausted", "preemption-thrash", "pool-leak", "internal-fragmentation")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .config import EngineConfig
 from .fleet import Pod
 from .scenarios import Cast, Stage, Truth, scenario
-from .scheduler import EngineConfig
 from .workload import Lengths, SharedPrefixes, Stream, UnstablePrefix
 
 UNSTABLE_NOT = ("healthy", "prefix-capacity-miss", "prefix-routing-miss", "pool-leak", "traffic-surge")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
+from .account import count_finished, count_first_token
+from .config import EngineConfig
 from .meters import EngineMeters
 from .pool import BlockPool
 from .prefix import KeyChain, KeyTable, PrefixCache, Segment, new_text
@@ -21,34 +22,6 @@ LEASE_S = 480.0
 """How long a producer keeps a finished prompt for its reader, unless told otherwise (vLLM's NIXL time-out)."""
 
 _OUTPUT_SPAN = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of one step: ``base + prompt tokens * prefill + requests in decode * decode + live tokens * context``."""
-
-    base: float = 0.011
-    prefill: float = 0.00006
-    decode: float = 0.00008
-    context: float = 3e-8
-    noise: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Options of one engine; ``watermark`` is the share of the pool that admission leaves free."""
-
-    num_blocks: int
-    block_tokens: int = 16
-    max_num_seqs: int = 256
-    max_batched_tokens: int = 8192
-    max_model_len: int = 131072
-    watermark: float = 0.0
-    prefix_caching: bool = True
-    transfers: bool = False
-    producer: bool = False
-    residency_sample: int = 0
-    cost: StepCost = StepCost()
 
 
 class Engine:
@@ -296,19 +269,8 @@ class Engine:
 
     def _first_token(self, request: Request) -> None:
         """The prompt is computed: one token comes out, the first or the first after a preemption."""
-        meters = self.meters
-        meters.generation_tokens += 1
         request.generated += 1
-        if request.first_token < 0:
-            request.first_token = self.now
-            meters.ttft.observe(self.now - request.arrival)
-            meters.prompt_tokens += request.prompt
-            sources = meters.prompt_by_source
-            sources["local_compute"] += request.prefilled
-            where = "external_kv_transfer" if request.fetch else "local_cache_hit"
-            sources[where] += request.prompt - request.prefilled
-        else:
-            meters.token_gap.observe(self.now - request.last_token)
+        count_first_token(self.meters, request, self.now)
         request.last_token = self.now
         request.stage = Stage.DECODE
         request.start_step = self._step
@@ -415,23 +377,6 @@ class Engine:
 
     def _end(self, request: Request, reason: str) -> None:
         request.stage = Stage.FINISHED
-        meters = self.meters
-        meters.success[reason] += 1
-        meters.http["2xx"] += 1
-        meters.e2e.observe(self.now - request.arrival)
-        if request.first_token >= 0:
-            meters.queue.observe(request.first_scheduled - request.arrival)
-            meters.prefill.observe(request.first_token - request.first_scheduled)
-            meters.inference.observe(request.last_token - request.first_scheduled)
-            meters.decode.observe(request.last_token - request.first_token)
-            if request.generated > 1:
-                meters.per_token.observe((request.last_token - request.first_token) / (request.generated - 1))
-        meters.prompt_length.observe(float(request.prompt))
-        meters.generation_length.observe(float(request.generated))
-        meters.max_generation.observe(float(request.generated))
-        meters.params_n.observe(1.0)
-        meters.params_max_tokens.observe(float(request.max_tokens))
-        meters.request_preemptions.observe(float(request.preemptions))
-        meters.computed_tokens.observe(float(request.prefilled))
+        count_finished(self.meters, request, reason, self.now)
         if request.turn is not None and reason != "abort":
             request.turn(self.now, request)

@@ -33,8 +33,8 @@ class Shelf:
     def composed(self, name: str, seed: int = 0, interval_s: float = 5) -> Composed:
         """The recording of a scenario, from the shelf or composed now."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        stem = self.folder / f"{name}-{seed}-{interval_s:g}s-{lab_digest()}"
-        text, truth = stem.with_suffix(".om"), stem.with_suffix(".json")
+        stem = f"{name}-{seed}-{interval_s:g}s-{lab_digest()}"
+        text, truth = self.folder / f"{stem}.om", self.folder / f"{stem}.json"
         if text.exists() and truth.exists():
             return Composed(text.read_text(), _truth(truth.read_text()))
         made = compose(name, seed, interval_s)

@@ -11,7 +11,8 @@ _INSTANCE = re.compile(r'[{,]instance="((?:[^"\\]|\\.)*)"')
 
 def families(text: str) -> Iterator[tuple[str, list[str]]]:
     """(family name, its lines with ``# TYPE`` and all) of an OpenMetrics text, in order."""
-    name, lines = "", []
+    name = ""
+    lines: list[str] = []
     for line in text.splitlines():
         if line == "# EOF":
             break
