@@ -11,23 +11,18 @@ from typing import cast
 
 from probes.labels import NAME
 from probes.promql.ast import (
-    COMPARISONS,
-    SET_OPERATORS,
-    Aggregate,
-    Binary,
     Call,
     Expr,
     MatrixSelector,
     Node,
     Paren,
-    StringLiteral,
-    Subquery,
     VectorSelector,
 )
 from probes.rules.canonical import PREFIX, Vocabulary
 from probes.rules.errors import ExpansionError
 from probes.rules.inline import INSTANT, Reading, inline, set_label
 from probes.rules.rule import Rule
+from probes.rules.seen import ALL, NONE, Seen, below, below_call
 
 # What a positive factor of the samples does to a function's result: its power. Prometheus documentation, functions.
 _POWERS = {
@@ -37,10 +32,6 @@ _POWERS = {
     "stdvar_over_time": 2,
     **dict.fromkeys(("changes", "resets", "count_over_time", "present_over_time", "timestamp"), 0),
 }
-_KEEP_NAMES = frozenset(
-    {"last_over_time", "first_over_time", "sort", "sort_desc", "sort_by_label", "sort_by_label_desc"}
-)
-_SELECTING = frozenset({"topk", "bottomk", "limitk", "limit_ratio"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +42,20 @@ class Expander:
     vocabulary: Vocabulary
 
     def expand(self, expr: Expr) -> Expr:
-        return self._node(expr, named=True)
+        return self._node(expr, ALL)
 
-    def _node(self, expr: Expr, named: bool) -> Expr:
-        """``named``: the metric name of this node's result can be seen in the whole's."""
+    def _node(self, expr: Expr, seen: Seen) -> Expr:
+        """``seen``: the labels of this node's result that can be observed in the whole's."""
         if isinstance(expr, VectorSelector):
-            return self._read(expr, INSTANT, named) or expr
+            return self._read(expr, INSTANT, seen) or expr
         if isinstance(expr, MatrixSelector):
             if self._is_canonical(expr.selector):
                 name = expr.selector.name or ""
                 raise ExpansionError(f"{expr} needs a function around it, such as rate or last_over_time", name)
             return expr
-        if isinstance(expr, Call):
-            return self._call(expr, named)
-        if isinstance(expr, Aggregate):
-            return self._children(expr, _seen_by_aggregate(expr, named))
-        if isinstance(expr, Binary):
-            return self._children(expr, _seen_by_binary(expr, named))
-        return self._children(expr, named and isinstance(expr, Paren | Subquery))
+        return self._call(expr, seen) if isinstance(expr, Call) else self._children(expr, below(expr, seen))
 
-    def _call(self, call: Call, named: bool) -> Expr:
+    def _call(self, call: Call, seen: Seen) -> Expr:
         if call.func in ("absent", "absent_over_time"):
             return self._absent(call)
         for index, argument in enumerate(call.args):
@@ -79,19 +64,15 @@ class Expander:
             reads = isinstance(inner, MatrixSelector) or call.func == "timestamp"
             if reads and isinstance(selector, VectorSelector) and self._is_canonical(selector):
                 reading = self._reading(call, index, inner)
-                return self._read(selector, reading, named and call.func in _KEEP_NAMES) or call
-        if call.func in ("label_replace", "label_join"):
-            seen = named or StringLiteral(NAME) in call.args
-        else:
-            seen = named and call.func in _KEEP_NAMES
-        return self._children(call, seen)
+                return self._read(selector, reading, below_call(call, seen)) or call
+        return self._children(call, below_call(call, seen))
 
     def _reading(self, call: Call, index: int, argument: Expr) -> Reading:
         """The call with its range argument exchanged; other arguments expanded as they are."""
         power = _POWERS.get(call.func)
         if power is None:
             raise ExpansionError(f"{call.func} over a canonical name is not supported: {call}")
-        others = [self._node(a, named=False) if i != index else a for i, a in enumerate(call.args)]
+        others = [self._node(a, ALL) if i != index else a for i, a in enumerate(call.args)]
 
         def apply(raw: VectorSelector) -> Expr:
             made: Expr = replace(argument, selector=raw) if isinstance(argument, MatrixSelector) else raw
@@ -104,12 +85,12 @@ class Expander:
         inner = _unwrapped(call.args[0]) if call.args else call
         selector = inner.selector if isinstance(inner, MatrixSelector) else inner
         if not isinstance(selector, VectorSelector) or not self._is_canonical(selector):
-            return self._children(call, named=False)
+            return self._children(call, NONE)
         reading = INSTANT
         if isinstance(inner, MatrixSelector):
             present = Call("present_over_time", (inner,))
             reading = self._reading(present, 0, inner)
-        made = self._read(selector, reading, named=False)
+        made = self._read(selector, reading, NONE)
         if made is None:
             return call
         absent: Expr = Call("absent", (made,))
@@ -119,14 +100,14 @@ class Expander:
                 absent = set_label(absent, matcher.name, matcher.value)
         return absent
 
-    def _read(self, selector: VectorSelector, reading: Reading, named: bool) -> Expr | None:
+    def _read(self, selector: VectorSelector, reading: Reading, seen: Seen) -> Expr | None:
         """The inlined reading; None to leave the node as it is (a raw name, or canonical without a source: empty)."""
         if not self._is_canonical(selector):
             return None
         name = cast(str, selector.name)
         if not self.vocabulary.knows_series(name):
             raise ExpansionError(self.vocabulary.refusal(name), name)
-        return inline(selector, self.rules.get(name, []), reading, named)
+        return inline(selector, self.rules.get(name, []), reading, seen)
 
     def _is_canonical(self, selector: VectorSelector) -> bool:
         for matcher in selector.matchers:
@@ -134,14 +115,14 @@ class Expander:
                 raise ExpansionError(f"{matcher}: canonical names cannot be chosen by a pattern; write the name itself")
         return selector.name is not None and selector.name.startswith(PREFIX)
 
-    def _children(self, expr: Expr, named: bool) -> Expr:
+    def _children(self, expr: Expr, seen: Seen) -> Expr:
         changed: dict[str, object] = {}
         for item in fields(expr):
             value = getattr(expr, item.name)
             if isinstance(value, Node):
-                changed[item.name] = self._node(cast(Expr, value), named)
+                changed[item.name] = self._node(cast(Expr, value), seen)
             elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-                changed[item.name] = tuple(self._node(v, named) for v in value)
+                changed[item.name] = tuple(self._node(v, seen) for v in value)
         return replace(expr, **changed) if changed else expr  # type: ignore[arg-type]
 
 
@@ -149,15 +130,3 @@ def _unwrapped(expr: Expr) -> Expr:
     while isinstance(expr, Paren):
         expr = expr.expr
     return expr
-
-
-def _seen_by_aggregate(expr: Aggregate, named: bool) -> bool:
-    if expr.op in _SELECTING:
-        return named
-    return not expr.without and NAME in (expr.grouping or ())
-
-
-def _seen_by_binary(expr: Binary, named: bool) -> bool:
-    if expr.matching is not None and NAME in (*expr.matching.labels, *expr.matching.include):
-        return True
-    return named and (expr.op in SET_OPERATORS or (expr.op in COMPARISONS and not expr.return_bool))

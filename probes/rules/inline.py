@@ -9,6 +9,7 @@ from probes.labels import NAME
 from probes.promql.ast import Binary, Call, Expr, Matcher, NumberLiteral, StringLiteral, VectorSelector
 from probes.rules.push import Matchers, push
 from probes.rules.rule import Alternative, Relabel, Rule
+from probes.rules.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,18 @@ class Reading:
 INSTANT = Reading(lambda selector: selector)
 
 
-def inline(selector: VectorSelector, rules: Sequence[Rule], reading: Reading, named: bool) -> Expr | None:
+def inline(selector: VectorSelector, rules: Sequence[Rule], reading: Reading, seen: Seen) -> Expr | None:
     """The union over all rules of a canonical selector; None when no rule can fill it.
 
-    ``named`` gives the result the canonical name, as a recorded series has it.
+    Where the name is ``seen``, the result has the canonical one, as a recorded series has it. The labels that a rule
+    sets tell its series from other rules'; one rule alone sets only those that are seen.
     """
-    made = [e for rule in rules if (e := _of_rule(selector, rule, reading)) is not None]
+    made = [(e, rule) for rule in rules if (e := _alternatives(selector, rule, reading)) is not None]
     if not made:
         return None
-    union = _union(made)
-    return set_label(union, NAME, selector.name or "") if named else union
+    unseen = {label for _, rule in made for label, _ in rule.labels if label not in seen} if len(made) == 1 else set()
+    union = _union(_labelled(e, [(k, v) for k, v in rule.labels if k not in unseen]) for e, rule in made)
+    return set_label(union, NAME, selector.name or "") if NAME in seen else union
 
 
 def set_label(expr: Expr, label: str, value: str) -> Expr:
@@ -42,20 +45,20 @@ def set_label(expr: Expr, label: str, value: str) -> Expr:
     return _relabelled(expr, Relabel(label, value))
 
 
-def _of_rule(selector: VectorSelector, rule: Rule, reading: Reading) -> Expr | None:
-    static = [Relabel(label, value) for label, value in rule.labels]
+def _alternatives(selector: VectorSelector, rule: Rule, reading: Reading) -> Expr | None:
     made = [
         _of_alternative(selector, alternative, matchers, reading)
-        for outer in push(selector.matchers, static)
+        for outer in push(selector.matchers, [Relabel(label, value) for label, value in rule.labels])
         for alternative in rule.alternatives
         for matchers in push(outer, alternative.relabels)
     ]
-    if not made:
-        return None
-    union = _union(made)
-    for relabel in static:
-        union = _relabelled(union, relabel)
-    return union
+    return _union(made) if made else None
+
+
+def _labelled(expr: Expr, labels: Iterable[tuple[str, str]]) -> Expr:
+    for label, value in labels:
+        expr = set_label(expr, label, value)
+    return expr
 
 
 def _of_alternative(selector: VectorSelector, alternative: Alternative, pushed: Matchers, reading: Reading) -> Expr:

@@ -75,21 +75,40 @@ def one_rule(expr: str, record: str = "kv:requests_waiting", labels: str = "") -
             "count by (__name__) (kv:requests_waiting)",
             'count by (__name__) (label_replace(alpha_waiting, "__name__", "kv:requests_waiting", "", ""))',
         ),
-        # Alternatives, scales, static labels.
+        # So are the labels of a rule that is alone; two rules' series are told apart by them.
+        (
+            "sum by (system) (kv:pool_usage_ratio{a=''} * 2)",
+            'sum by (system) (label_replace(new_usage{a=""} or 0.01 * old_usage_percent{a=""}, '
+            '"system", "alpha", "", "") * 2)',
+        ),
+        (
+            "sum without (instance) (rate(kv:preemptions_total{system=~'al.*'}[1m]))",
+            'sum without (instance) (label_replace(rate(alpha_preemptions_total[1m]), "system", "alpha", "", ""))',
+        ),
+        (
+            "sum(kv:preemptions_total)",
+            'sum(label_replace(alpha_preemptions_total, "system", "alpha", "", "") or '
+            'label_replace(beta_retractions_total{kind="real"}, "system", "beta", "", ""))',
+        ),
+        (
+            "kv:pool_usage_ratio * on (system) up",
+            'label_replace(new_usage or 0.01 * old_usage_percent, "system", "alpha", "", "") * on (system) up',
+        ),
+        # Alternatives and scales.
         (
             "max(kv:pool_usage_ratio)",
-            'max(label_replace(new_usage or 0.01 * old_usage_percent, "system", "alpha", "", ""))',
+            "max(new_usage or 0.01 * old_usage_percent)",
         ),
         # The selector's matchers, offset and @ go to each alternative.
         (
             'max(kv:pool_usage_ratio{instance=~"a|b"} @ 60 offset 5m)',
-            'max(label_replace(new_usage{instance=~"a|b"} @ 60.000 offset 5m or '
-            '0.01 * old_usage_percent{instance=~"a|b"} @ 60.000 offset 5m, "system", "alpha", "", ""))',
+            'max(new_usage{instance=~"a|b"} @ 60.000 offset 5m or '
+            '0.01 * old_usage_percent{instance=~"a|b"} @ 60.000 offset 5m)',
         ),
         # A matcher on a static label is decided at once.
         (
             'sum(kv:preemptions_total{system="beta"})',
-            'sum(label_replace(beta_retractions_total{kind="real"}, "system", "beta", "", ""))',
+            'sum(beta_retractions_total{kind="real"})',
         ),
         ('sum(kv:preemptions_total{system="gamma"})', 'sum(kv:preemptions_total{system="gamma"})'),
         # Range functions go inside, the scale and the labels outside.
@@ -111,9 +130,8 @@ def one_rule(expr: str, record: str = "kv:requests_waiting", labels: str = "") -
         # absent asks the union, and keeps the labels of equality matchers.
         (
             'absent(kv:pool_usage_ratio{instance="a", engine!="1"})',
-            'label_replace(absent(label_replace(new_usage{instance="a",engine!="1"} or '
-            '0.01 * old_usage_percent{instance="a",engine!="1"}, "system", "alpha", "", "")), '
-            '"instance", "a", "", "")',
+            'label_replace(absent(new_usage{instance="a",engine!="1"} or '
+            '0.01 * old_usage_percent{instance="a",engine!="1"}), "instance", "a", "", "")',
         ),
         ("absent_over_time(kv:requests_waiting[5m])", "absent(present_over_time(alpha_waiting[5m]))"),
         # Known but without a source: left alone, which selects nothing.

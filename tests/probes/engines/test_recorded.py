@@ -45,6 +45,12 @@ MATCHERS = [
     "", '{gpu="7"}', '{gpu!="7"}', '{gpu=~"0|9"}', '{system="own"}', '{system!~"own|x"}', '{index="7"}', '{real=""}',
     '{gpu="0", instance="a", system=~"o.*"}',
 ]  # fmt: skip
+SHAPES = [
+    "sum by (gpu) (X)", "max without (instance) (X * 2)", "topk(2, X)", "count by (system) (X > 0)", "sum(X)",
+    "sum by (instance, gpu) (rate(X[1m])) / on (instance) group_left () sum by (instance) (X)",
+    "X / on (gpu, instance, system, index) X", "count by (__name__) (X)", "max_over_time(sum by (gpu) (X)[1m:15s])",
+    'label_replace(X, "where", "$1", "system", "(.*)")', "X and on (system) (X > 0.01)",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
@@ -57,8 +63,8 @@ def test_each_packaged_record_equals_its_inlined_form(
 ) -> None:
     rules = RuleSet.load()
     series = {s: "1+3x20" for rule in rules.rules for s in inputs(rule)}
-    asked = [rule.record for rule in rules.rules]
-    assert len(asked) > 150
+    asked = [shape.format(rule.record) for rule in rules.rules for shape in ("{}", "sum by (instance, engine) ({})")]
+    assert len(asked) > 300
     assert_recorded_equals_inlined(rules, FILES, series, dict.fromkeys(asked), tmp_path)
 
 
@@ -73,6 +79,8 @@ def test_each_function_equals_its_pushed_form(
     asked += [f"rate({name}{matchers}[2m] offset 30s)" for matchers in MATCHERS]
     asked += [f"{name}{matchers}" for matchers in MATCHERS]
     asked += [f"{name} offset 1m", f"max_over_time({name}[2m:15s])", f"sum by (system) ({name}) > 1", f"-{name}"]
+    for matchers in ("", '{system="own"}', '{system="other"}'):
+        asked += [shape.replace("X", name + matchers) for shape in SHAPES]
     asked += ['absent(kv:gpu_utilization_ratio{gpu="77", instance!="b"})']
     asked += ['absent_over_time(kv:gpu_utilization_ratio{gpu="77", instance!="b"}[2m])']
     rules = only(file)
