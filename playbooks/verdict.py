@@ -141,6 +141,9 @@ class SourceLine:
     error: str | None = None
 
 
+_ANSWERED = frozenset(("fresh", "stale", "empty", "no-data"))
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     verdict: Overall
@@ -158,7 +161,8 @@ class Diagnosis:
         """0 healthy, 1 finding, 3 cannot tell, 4 nothing could be collected (design: command line)."""
         if self.verdict is Overall.FINDING:
             return 1
-        if self.sources and all(s.state not in ("fresh", "stale", "empty", "no-data") for s in self.sources):
+        # A source that died within the window did give something: its age says so.
+        if self.sources and all(s.age_s is None and s.state not in _ANSWERED for s in self.sources):
             return 4
         if self.verdict is Overall.UNKNOWN or (strict and self.unknown):
             return 3
