@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -26,6 +26,8 @@ from probes.labels import Labels
 from tui.panels import PANELS, Merge, Panel
 from tui.vocabulary import vocabulary
 
+_SLACK = 0.02  # interpolation within one bucket differs a little between one engine and all
+WORST = "the engines' buckets differ and cannot be added up: this is the worst engine's"
 _DIGITS = re.compile(r"(\d+)")
 SCHEMA = "kvscope.reading/1"
 
@@ -311,6 +313,8 @@ def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Map
             continue
         value = _merged(panel, readings, parts, asked.get(panel.name, {}))
         values[panel.name] = _fleet_reading(panel, parts, value)
+        if panel.merge is Merge.EXPR and value is not None and _last_of(asked.get(panel.name, {})) != value:
+            values[panel.name] = replace(values[panel.name], why=WORST)
     return EntityReading({}, values)
 
 
@@ -324,10 +328,26 @@ def _merged(panel: Panel, rows: Sequence[EntityReading], parts: Sequence[Reading
         return max(numbers)
     if panel.merge is Merge.TOKENS:
         return pooled([(row.value(panel.name), row.value("kv:pool_tokens")) for row in rows])
+    return sound(_last_of(grid), numbers)
+
+
+def _last_of(grid: Grid) -> float | None:
     column = grid.get(FLEET, ())
-    if column and not math.isnan(column[-1]):
-        return column[-1]
-    return numbers[0] if len(numbers) == 1 else None
+    return None if not column or math.isnan(column[-1]) else column[-1]
+
+
+def sound(value: float | None, parts: Sequence[float]) -> float | None:
+    """A ratio or quantile over all engines, if it can be right.
+
+    Over all, it lies between the least and the greatest of the engines' own. Where it does not, their histograms have
+    different buckets and cannot be added up: the greatest is then the honest bound.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if value is None or math.isnan(value):
+        return None
+    low, high = min(parts), max(parts)
+    return value if low * (1 - _SLACK) <= value <= high * (1 + _SLACK) else high
 
 
 def pooled(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:

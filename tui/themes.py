@@ -13,6 +13,8 @@ from functools import cached_property
 
 from rich.style import Style
 
+from tui.draw.chart import SHADES
+
 
 @dataclass(frozen=True)
 class Palette:
@@ -33,7 +35,16 @@ class Palette:
         return {name: base + Style.parse(text or "none") for name, text in self.definitions.items()}
 
     def style(self, name: str) -> Style:
-        return self.styles.get(name) or self.styles["text"]
+        """The style of a name; ``name@mark`` is that style on the mark's background (or with its attributes)."""
+        found = self.styles.get(name)
+        if found is None:
+            base, _, mark = name.partition("@")
+            found = self.styles.get(base, self.styles["text"])
+            if mark and "reverse" not in str(found):
+                over = self.styles[mark]
+                found = found + Style(bgcolor=over.bgcolor, bold=True, underline=over.underline)
+            self.styles[name] = found
+        return found
 
 
 def _coloured(c: Mapping[str, str]) -> dict[str, str]:
@@ -46,7 +57,7 @@ def _coloured(c: Mapping[str, str]) -> dict[str, str]:
         "head": f"bold {c['muted']}",
         "value": f"bold {c['bright']}",
         "data": c["blue"],
-        "data_fill": c["fill"],
+        **{f"data{step}": _mixed(c["fill"], c["blue"], (step + 1) / SHADES) for step in range(SHADES)},
         "ok": c["green"],
         "warn": f"bold {c['orange']}",
         "bad": f"bold {c['red']}",
@@ -63,14 +74,18 @@ def _coloured(c: Mapping[str, str]) -> dict[str, str]:
         "key_text": f"{c['muted']} on {c['raised']}",
         "select": f"bold {c['bright']} on {c['select']}",
         "select_cell": f"bold {c['on']} on {c['yellow']}",
-        "select_warn": f"bold {c['orange']} on {c['select']}",
-        "select_bad": f"bold {c['red']} on {c['select']}",
         "banner_ok": f"bold {c['on']} on {c['green']}",
         "banner_bad": f"bold {c['on']} on {c['red']}",
         "banner_warn": f"bold {c['on']} on {c['orange']}",
         "banner_unknown": f"bold {c['on']} on {c['purple']}",
         "banner_wait": f"bold {c['bright']} on {c['raised']}",
     }
+
+
+def _mixed(one: str, other: str, share: float) -> str:
+    """The colour that lies ``share`` of the way from one to the other (``#rrggbb``)."""
+    pairs = [(int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 DARK = Palette(

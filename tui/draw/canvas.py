@@ -178,6 +178,13 @@ class Canvas:
             left = self._left + x
             self._styles[self._top + y][left : left + count] = [style] * count
 
+    def tint(self, y: int, mark: str) -> None:
+        """Keep each cell's style on a line, seen through ``mark``: ``warn`` becomes ``warn@select``."""
+        if 0 <= y < self.height:
+            styles = self._styles[self._top + y]
+            for x in range(self._left, self._left + self.width):
+                styles[x] = f"{styles[x]}@{mark}"
+
     def rule(self, y: int, style: str = "faint", x: int = 0, width: int | None = None) -> None:
         self.put(x, y, self.glyphs.line * (self.width - x if width is None else width), style)
 

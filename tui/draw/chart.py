@@ -25,10 +25,11 @@ def area(canvas: Canvas, values: Sequence[float], top: float, style: str = "data
     """Fill the canvas with one column a value, from 0 at the bottom to ``top``.
 
     A column without data stays empty but for a faint dot on the base line: a hole is not a zero. A value of 0 draws
-    the lowest eighth. The tip of a column stands out from what it fills. ``onset`` marks a column.
+    the lowest eighth. Higher lines are brighter. ``onset`` marks a column.
     """
     levels = canvas.glyphs.blocks
     steps = canvas.height * 8
+    shades = [shade(style, row, canvas.height) for row in range(canvas.height)]
     for x, value in enumerate(values[: canvas.width]):
         if math.isnan(value):
             canvas.put(x, canvas.height - 1, "." if canvas.glyphs.ascii else "·", "faint")
@@ -39,9 +40,17 @@ def area(canvas: Canvas, values: Sequence[float], top: float, style: str = "data
             filled = min(8, max(0, height - row * 8))
             y = canvas.height - 1 - row
             if filled:
-                canvas.put(x, y, levels[filled], style if height <= (row + 1) * 8 else f"{style}_fill")
+                canvas.put(x, y, levels[filled], shades[row])
             elif x == onset:
                 canvas.put(x, y, canvas.glyphs.onset, "onset")
+
+
+SHADES = 4
+
+
+def shade(style: str, row: int, height: int) -> str:
+    """The style of a line of the chart: the brightest at the top (`SHADES` of them, ``data0`` the darkest)."""
+    return f"{style}{SHADES - 1 - (height - 1 - row) * SHADES // max(height, 3)}"
 
 
 def bar(canvas: Canvas, x: int, y: int, width: int, share: float | None, style: str) -> None:

@@ -7,8 +7,8 @@ from tui.draw.verdict import member_name
 from tui.quantity import clock
 from tui.snapshot import Snapshot
 
-_SIGNS = {"restart": "↻", "reset": "↺", "gap": "∅", "fault": "✕", "back": "✓"}
-_ASCII = {"restart": "R", "reset": "r", "gap": "0", "fault": "x", "back": "+"}
+_SIGNS = {"restart": "↻", "reset": "↺", "gap": "∅", "outage": "✕"}
+_ASCII = {"restart": "R", "reset": "r", "gap": "0", "outage": "x"}
 
 
 def draw(canvas: Canvas, shot: Snapshot) -> None:

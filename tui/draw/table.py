@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probes.labels import Labels
 from tui.draw import chart
 from tui.draw.canvas import Canvas, width_of
 from tui.draw.tiles import concerns, style_of
 from tui.look import Look, ordered
 from tui.panels import BY_NAME, Draw
 from tui.quantity import age, text_of
-from tui.reading import FLEET, EntityReading, State, entity_name
+from tui.reading import EntityReading, State
 from tui.snapshot import Snapshot, SourceView
 
 _STATE_WIDTH = 12
@@ -83,10 +82,10 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     lines = table_rows(shot, look)
     name_width = min(max([14, *(width_of(row.name) + 2 for row in shot.rows)]), 30 if canvas.width >= 110 else 19)
     columns = fitting(canvas.width, name_width, shot)
-    _head(canvas, columns, name_width, look)
     silent = _silent(shot)
     room = canvas.height - 1
     total = len(lines) + len(silent)
+    _head(canvas, columns, name_width, look, scrolled=total > room)
     index = next((i for i, row in enumerate(lines) if row.key is look.entity), 0)
     first = max(0, min(index - room // 2, total - room)) if total > room else 0
     for y in range(min(room, total - first)):
@@ -114,7 +113,7 @@ def _silent(shot: Snapshot) -> list[SourceView]:
     return [s for s in shot.sources if not s.ok and not shown.intersection(s.instances)]
 
 
-def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look) -> None:
+def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look, *, scrolled: bool) -> None:
     canvas.put(0, 0, " " * canvas.width, "head")
     canvas.put(2, 0, "ENGINE", "head")
     canvas.hit("app.sort_by('')", 2, 0, name_width)
@@ -128,7 +127,8 @@ def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look) ->
             canvas.right(x + column.width, 0, text[: column.width], style)
         canvas.hit(f"app.sort_by('{column.panel}')", x, 0, column.width)
         x += column.width + 1
-    canvas.put(x + 1, 0, "STATE", "head", width=_STATE_WIDTH)
+    if not scrolled:
+        canvas.put(x + 1, 0, "STATE", "head", width=_STATE_WIDTH)
 
 
 def _row(
@@ -143,61 +143,71 @@ def _row(
 ) -> None:
     key = row.key
     found = [f for f in (shot.diagnosis.findings if shot.diagnosis else ()) if key and concerns(f, key)]
-    name = row.name if key else f"all {len(shot.rows)} engines"
-    base = "select" if chosen else "text"
-    if chosen:
-        canvas.put(0, y, " " * canvas.width, "select")
-    mark = ("select_bad" if chosen else "bad") if found else base
-    canvas.put(0, y, canvas.glyphs.bad if found else (canvas.glyphs.mark if chosen else " "), mark)
-    canvas.put(2, y, name, base if chosen else ("strong" if found or not key else "text"), width=name_width - 1)
+    name = row.name if key else f"fleet ({len(shot.rows)})"
+    canvas.put(
+        0, y, canvas.glyphs.bad if found else (canvas.glyphs.mark if chosen else " "), "bad" if found else "text"
+    )
+    canvas.put(2, y, name, "strong" if found or chosen or not key else "text", width=name_width - 1)
     canvas.hit(f"app.select_row({_place(shot, look, row)})", 0, y)
     x = 2 + name_width
     for column in columns:
-        _cell(canvas, x, y, column, row, shot, base, chosen and look.panel == column.panel and not column.spark)
+        _cell(canvas, x, y, column, row, shot)
         x += column.width + 1
-    _state(canvas, x + 1, y, row, base)
+    _state(canvas, x + 1, y, row)
+    if chosen:
+        canvas.tint(y, "select")
+        _point(canvas, y, columns, name_width, row, look)
+
+
+def _point(canvas: Canvas, y: int, columns: list[Column], name_width: int, row: EntityReading, look: Look) -> None:
+    """Mark the selected number of the selected row."""
+    x = 2 + name_width
+    for column in columns:
+        if column.panel == look.panel and not column.spark:
+            canvas.right(x + column.width, y, _text(canvas, column, row), "select_cell")
+        x += column.width + 1
+
+
+def _text(canvas: Canvas, column: Column, row: EntityReading) -> str:
+    reading, panel = row.values.get(column.panel), BY_NAME[column.panel]
+    text = text_of(None if reading is None else reading.value, panel.unit, canvas.glyphs.none)
+    return f"{text:>6}" if panel.draw is Draw.BAR else text[: column.width]
 
 
 def _place(shot: Snapshot, look: Look, row: EntityReading) -> int:
     return next(i for i, other in enumerate(table_rows(shot, look)) if other is row)
 
 
-def _cell(
-    canvas: Canvas, x: int, y: int, column: Column, row: EntityReading, shot: Snapshot, base: str, picked: bool
-) -> None:
+def _cell(canvas: Canvas, x: int, y: int, column: Column, row: EntityReading, shot: Snapshot) -> None:
     panel, reading = BY_NAME[column.panel], row.values.get(column.panel)
     if column.spark:
         trail = shot.trail(column.panel, row.key)
         values = trail.columns(shot.time_ms - shot.span_ms, shot.time_ms, column.width)
         chart.area(canvas.area(x, y, column.width, 1), values, 1.0)
         return
-    style = style_of(panel, reading, base)
-    if base == "select":
-        style = {"warn": "select_warn", "bad": "select_bad"}.get(style, base)
-    text = text_of(None if reading is None else reading.value, panel.unit, canvas.glyphs.none)
+    style = style_of(panel, reading, "text")
     if panel.draw is Draw.BAR:
         plain = {"bad": "chart_bad", "warn": "chart_warn", "stale": "muted"}.get(style, "data")
         chart.bar(canvas, x, y, column.width - 7, None if reading is None else reading.value, plain)
-        canvas.right(x + column.width, y, f"{text:>6}", "select_cell" if picked else style)
-        return
-    canvas.right(x + column.width, y, text[: column.width], "select_cell" if picked else style)
+    canvas.right(x + column.width, y, _text(canvas, column, row), style)
 
 
-def _state(canvas: Canvas, x: int, y: int, row: EntityReading, base: str) -> None:
+def _state(canvas: Canvas, x: int, y: int, row: EntityReading) -> None:
     """The row's standing in a word: the worst of its values' states that have to do with time."""
     states = {reading.state for reading in row.values.values()}
     ages = [reading.age_s for reading in row.values.values() if reading.age_s is not None]
     glyphs = canvas.glyphs
     if State.STALE in states:
-        canvas.put(x, y, f"{glyphs.stale} stale {age(max(ages, default=0.0))}", "warn", width=_STATE_WIDTH)
+        text, style = f"{glyphs.stale} stale {age(max(ages, default=0.0))}", "warn"
     elif State.NO_PERMISSION in states:
-        canvas.put(x, y, f"{glyphs.unknown} permission", "warn", width=_STATE_WIDTH)
+        text, style = f"{glyphs.unknown} permission", "warn"
     elif State.RESET in states:
-        canvas.put(x, y, f"{glyphs.stale} reset", "warn", width=_STATE_WIDTH)
+        text, style = f"{glyphs.stale} reset", "warn"
     elif State.FRESH in states:
-        canvas.put(x, y, f"{glyphs.live} fresh", base if base == "select" else "ok", width=_STATE_WIDTH)
+        text, style = f"{glyphs.live} fresh", "ok"
     else:
-        canvas.put(x, y, f"{glyphs.none} no data", "muted", width=_STATE_WIDTH)
+        text, style = f"{glyphs.none} no data", "muted"
+    canvas.put(x, y, text, style, width=_STATE_WIDTH)
 
 
 def _silent_row(canvas: Canvas, y: int, source: SourceView) -> None:
@@ -210,7 +220,3 @@ def columns_shown(width: int, shot: Snapshot) -> list[str]:
     """The panels of the columns on screen, left to right: what the column keys walk over."""
     name_width = min(max([14, *(width_of(row.name) + 2 for row in shot.rows)]), 30 if width >= 110 else 19)
     return [c.panel for c in fitting(width, name_width, shot) if not c.spark]
-
-
-def fleet_name(labels: Labels) -> str:
-    return entity_name(labels.as_dict()) if labels is not FLEET else "the fleet"

@@ -9,6 +9,7 @@ from playbooks.verdict import Finding
 from probes.labels import Labels
 from tui.draw import chart
 from tui.draw.canvas import Canvas, width_of
+from tui.draw.prose import wrapped
 from tui.look import Look, selected
 from tui.panels import BY_NAME, Draw, Panel
 from tui.quantity import age, clock, text_of
@@ -110,7 +111,7 @@ def style_of(panel: Panel, reading: Reading | None, plain: str = "value") -> str
 def _tile(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, look: Look, onset: int | None) -> None:
     panel, reading = BY_NAME[tile.main], who.values.get(tile.main)
     picked = look.panel == tile.main
-    if canvas.height >= 6:
+    if canvas.height >= 6 and canvas.width >= 24:
         inside = canvas.frame(tile.title, "data" if picked else "faint", "strong" if picked else "title")
         inside = inside.area(1, 0, inside.width - 2, inside.height)
     else:
@@ -118,13 +119,13 @@ def _tile(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, look: 
         inside.put(0, 0, tile.title, "strong" if picked else "title")
         inside = inside.area(0, 1, inside.width, inside.height - 1)
     style = style_of(panel, reading)
-    _headline(inside, tile, who, reading, style)
     chart_top = 1
     if panel.draw is Draw.BAR and inside.height >= 3:
         plain = {"bad": "chart_bad", "warn": "chart_warn", "stale": "muted"}.get(style, "data")
         chart.bar(inside, 0, 1, inside.width, reading.value if reading else None, plain)
         chart_top = 2
     _history(inside.area(0, chart_top, inside.width, inside.height - chart_top), tile, shot, who, onset)
+    _headline(inside, tile, who, reading, style)
 
 
 def _headline(canvas: Canvas, tile: Tile, who: EntityReading, reading: Reading | None, style: str) -> None:
@@ -133,6 +134,9 @@ def _headline(canvas: Canvas, tile: Tile, who: EntityReading, reading: Reading |
     if reading is None or reading.value is None:
         state = reading.state.value if reading else State.NOT_YET_SEEN.value
         canvas.put(0, 0, f"{canvas.glyphs.none} {state}", "muted", width=canvas.width)
+        if reading is not None and canvas.height >= 4:
+            for y, line in enumerate(wrapped(reading.why, canvas.width, "muted")):
+                canvas.put(0, 1 + y, line[-1][0], "muted", width=canvas.width)
         return
     x = canvas.put(0, 0, text_of(reading.value, panel.unit), style)
     if tile.word:
@@ -177,8 +181,11 @@ def _history(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, ons
 def _axis(canvas: Canvas, shot: Snapshot, top: float, unit: str, at: int | None, onset: int | None) -> None:
     y = canvas.height - 1
     canvas.rule(y, "faint")
-    canvas.put(0, y, f"{canvas.glyphs.minus}{age(shot.span_ms / 1000)}", "faint")
-    canvas.right(canvas.width, y, f"max {text_of(top, unit)}", "faint")
+    begin = canvas.put(0, y, f"{canvas.glyphs.minus}{age(shot.span_ms / 1000)}", "faint")
+    end = canvas.right(canvas.width, y, f"max {text_of(top, unit)}", "faint")
     if at is not None and onset is not None:
-        mark = f"{canvas.glyphs.up}{clock(onset)}" if canvas.width >= 34 else canvas.glyphs.up
-        canvas.put(min(at, canvas.width - len(mark)), y, mark, "onset")
+        mark = f"{canvas.glyphs.up}{clock(onset)}"
+        for text in (mark, canvas.glyphs.up):
+            if begin < at and at + len(text) < end:
+                canvas.put(at, y, text, "onset")
+                break

@@ -1,0 +1,61 @@
+"""The diagnosis beside the screen: how often it may run, over which window, and what it said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playbooks.verdict import Diagnosis, SourceLine
+
+if TYPE_CHECKING:
+    from playbooks.playbook import Playbook
+
+EVERY_S = 5.0
+LEAST_SAMPLES = 5
+LOOK_BACK_MS = 900_000
+_SHARE = 0.04  # of one core's time, for what the screen repeats unasked
+
+
+class Examiner:
+    """Runs `playbooks.engine.diagnose` when it is due: every five seconds, less often where that costs too much."""
+
+    def __init__(self, view: Any, interval_ms: int, folder: Path | None = None) -> None:
+        self._view, self._interval_ms, self._folder = view, interval_ms, folder
+        self._playbooks: Sequence[Playbook] | None = None
+        self._at_ms: int | None = None
+        self._next = 0.0
+        self.diagnosis: Diagnosis | None = None
+        self.trouble = ""
+
+    @property
+    def pages(self) -> dict[str, str]:
+        """Cause to the text of its runbook page."""
+        return {playbook.id: playbook.body for playbook in self._playbooks or ()}
+
+    def due(self, start_ms: int, at_ms: int, *, resting: bool) -> bool:
+        """Whether there is something new to examine; a cursor at rest need not wait its turn."""
+        enough = at_ms - start_ms >= LEAST_SAMPLES * self._interval_ms
+        if not enough or at_ms == self._at_ms:
+            return False
+        return resting or time.monotonic() >= self._next
+
+    def examine(self, start_ms: int, at_ms: int, sources: Sequence[SourceLine]) -> None:
+        """Diagnose the data from ``start_ms`` (at most a quarter of an hour back) to ``at_ms``."""
+        from playbooks.engine import Case, diagnose
+        from playbooks.grid import Grid
+        from playbooks.playbook import load_playbooks
+
+        began = time.monotonic()
+        if self._playbooks is None:
+            self._playbooks = load_playbooks([self._folder] if self._folder else ())
+        grid = Grid(max(start_ms, at_ms - LOOK_BACK_MS), at_ms, self._interval_ms)
+        try:
+            self.diagnosis = diagnose(self._view, Case(grid, tuple(sources)), self._playbooks, self._view.rules)
+            self.trouble = ""
+        except ValueError as error:  # a user's playbook with a broken expression must not take the screen away
+            self.diagnosis, self.trouble = None, f"the diagnosis failed: {error}"
+        self._at_ms = at_ms
+        spent = time.monotonic() - began
+        self._next = time.monotonic() + max(EVERY_S, spent / _SHARE)

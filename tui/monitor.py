@@ -1,0 +1,224 @@
+"""The monitor: one thread with its own event loop that samples, moves the cursor, and posts one snapshot a tick.
+
+The thread is a daemon and nothing waits for it: a target that hangs, or a query that takes long, never holds up a
+key. What the app wants of it goes through a queue; `move` and `explain` return at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from playbooks.verdict import SourceLine
+from probes.labels import Labels
+from tui.cursor import Cursor, Mode
+from tui.messages import Explained, Failed, Ticked
+from tui.options import Options
+from tui.panels import BY_NAME
+from tui.provenance import explain
+from tui.snapshot import Snapshot, SourceView, nothing_yet
+from tui.source_views import faults_of, source_views
+
+if TYPE_CHECKING:
+    from textual.message import Message
+
+    from probes.attach import Attachment
+    from tui.observer import Observer
+
+LEAST_WINDOW_MS = 60_000
+LIVE_SPAN_MS = 300_000
+LONGEST_SPAN_MS = 900_000
+_PLAY_TICK_S = 0.5
+_PATIENCE = 0.4  # share of a tick in which answers are awaited before the screen is drawn without them
+
+
+class Monitor(threading.Thread):
+    """Owns the attachment: everything that touches samples happens in this thread."""
+
+    def __init__(self, attach: Callable[[], Attachment], post: Callable[[Message], object], options: Options) -> None:
+        super().__init__(name="kvtop-monitor", daemon=True)
+        self._attach, self._post, self.options = attach, post, options
+        self._orders: deque[Callable[[], None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._stopped = False
+        self._cursor: Cursor | None = None
+
+    # --- called from the app's thread
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._nudge()
+
+    def move(self, change: Callable[[Cursor], Cursor]) -> None:
+        """Change the cursor; the next snapshot, at once, is for its new moment."""
+        self._order(lambda: self._move(change))
+
+    def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
+        """Ask where a number comes from; answered by an `Explained` message."""
+        self._order(lambda: self._explain(panel, entity, at_ms))
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        loop, wake = self._loop, self._wake
+        if loop is not None and wake is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(wake.set)
+
+    # --- the thread itself
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except Exception as error:  # the thread's last words: the screen must say why it stands still
+            if not self._stopped:
+                self._post(Failed(f"the monitor failed: {type(error).__name__}: {error}"))
+
+    async def _main(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            self._attachment = self._attach()
+        except Exception as error:
+            self._post(Failed(str(error)))
+            return
+        from tui.examiner import Examiner
+
+        attachment = self._attachment
+        self._examiner = Examiner(attachment.view, attachment.interval_ms, self.options.playbooks)
+        self._observer: Observer | None = None
+        self._drawn_at = 0.0
+        try:
+            await self._ticks()
+        finally:
+            await asyncio.wait_for(attachment.close(), 0.1)
+
+    async def _ticks(self) -> None:
+        began = time.monotonic()
+        interval_s = self.options.interval_ms / 1000
+        due = 0.0
+        await self._sample(interval_s)
+        while not self._stopped:
+            self._tick()
+            due = max(due + interval_s, time.monotonic() - began)
+            while not self._stopped:
+                left = began + due - time.monotonic()
+                if left <= 0:
+                    break
+                if await self._woken(min(left, _PLAY_TICK_S if self._playing else left)) or self._playing:
+                    self._tick()
+            await self._sample(interval_s)
+
+    @property
+    def _playing(self) -> bool:
+        return self._cursor is not None and self._cursor.mode is Mode.PLAYING
+
+    async def _woken(self, wait_s: float) -> bool:
+        """Wait; True when an order came (all that came are carried out)."""
+        assert self._wake is not None
+        try:
+            await asyncio.wait_for(self._wake.wait(), wait_s)
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        while self._orders:
+            self._orders.popleft()()
+        return not self._stopped
+
+    async def _sample(self, interval_s: float) -> None:
+        if self._stopped or not (self._attachment.live or self._cursor is None):
+            return
+        now_ms = time.time_ns() // 1_000_000
+        await self._attachment.cycle(now_ms, interval_s * _PATIENCE)
+
+    # --- one tick
+
+    def _tick(self) -> None:
+        now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+        elapsed_ms = round((now - self._drawn_at) * 1000) if self._drawn_at else 0
+        self._drawn_at = now
+        seen = self._observer.seen if self._observer else {}
+        sources = source_views(self._attachment, seen, now_ms)
+        span = self._attachment.span()
+        if span is None:
+            blank = nothing_yet(self.options.interval_ms, self._window_ms, self.options.label)
+            self._post(Ticked(replace(blank, now_ms=now_ms, sources=sources)))
+            return
+        cursor = self._advanced(span, elapsed_ms)
+        shot = self._picture(cursor, sources, now_ms)
+        self._post(Ticked(shot))
+        if self._examiner.due(cursor.start_ms, cursor.at_ms, resting=cursor.mode is Mode.PAUSED):
+            self._examine(shot)
+
+    def _advanced(self, span: tuple[int, int], elapsed_ms: int) -> Cursor:
+        if self._cursor is None:
+            self._cursor = self._first_cursor(span)
+        else:
+            self._cursor = self._cursor.spanning(*span).advanced(elapsed_ms)
+        return self._cursor
+
+    def _first_cursor(self, span: tuple[int, int]) -> Cursor:
+        start_ms, end_ms = span
+        if self._attachment.live:
+            return Cursor(Mode.LIVE, end_ms, start_ms, end_ms)
+        at_ms, mode = (start_ms, Mode.PLAYING) if self.options.play else (end_ms, Mode.PAUSED)
+        return Cursor(mode, at_ms, start_ms, end_ms, self.options.speed, recorded=True)
+
+    @property
+    def _window_ms(self) -> int:
+        return self.options.window_ms or max(LEAST_WINDOW_MS, 4 * self._attachment.interval_ms)
+
+    def _picture(self, cursor: Cursor, sources: tuple[SourceView, ...], now_ms: int) -> Snapshot:
+        observer = self._observer = self._observer or self._first_observer(cursor)
+        now_is_shown = self._attachment.live and cursor.at_end
+        faults = faults_of(sources, self._attachment.interval_ms) if now_is_shown else {}
+        rows, total = observer.observe(cursor.at_ms, cursor.start_ms, faults)
+        diagnosis = self._examiner.diagnosis
+        return Snapshot(
+            time_ms=cursor.at_ms,
+            now_ms=now_ms,
+            interval_ms=self._attachment.interval_ms,
+            window_ms=observer.window_ms,
+            span_ms=observer.span_ms,
+            cursor=cursor,
+            rows=rows,
+            fleet=total,
+            trails=observer.trails(),
+            sources=sources,
+            diagnosis=diagnosis,
+            events=diagnosis.events if diagnosis else (),
+            trouble=self._examiner.trouble,
+            label=self.options.label,
+            pages=self._examiner.pages,
+        )
+
+    def _first_observer(self, cursor: Cursor) -> Observer:
+        from tui.observer import Observer
+
+        span_ms = LIVE_SPAN_MS
+        if not self._attachment.live:
+            span_ms = min(max(cursor.end_ms - cursor.start_ms, LEAST_WINDOW_MS), LONGEST_SPAN_MS)
+        return Observer(self._attachment.view, self._attachment.interval_ms, self._window_ms, span_ms)
+
+    def _examine(self, shot: Snapshot) -> None:
+        """Diagnose, and show what came of it at once."""
+        lines = [SourceLine(s.target, s.state, s.age_s, s.error or None) for s in shot.sources]
+        self._examiner.examine(shot.cursor.start_ms, shot.cursor.at_ms, lines)
+        found = self._examiner.diagnosis
+        events = found.events if found else ()
+        trouble, pages = self._examiner.trouble, self._examiner.pages
+        self._post(Ticked(replace(shot, diagnosis=found, events=events, trouble=trouble, pages=pages)))
+
+    def _move(self, change: Callable[[Cursor], Cursor]) -> None:
+        if self._cursor is not None:
+            self._cursor = change(self._cursor)
+            self._drawn_at = 0.0
+
+    def _explain(self, panel: str, entity: Labels, at_ms: int) -> None:
+        self._post(Explained(explain(self._attachment.view, BY_NAME[panel], entity, at_ms, self._window_ms)))

@@ -1,0 +1,184 @@
+"""From a view and a moment to rows, fleet and trails: every panel asked once a tick, and never twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from probes.labels import Labels
+from tui.panels import CHARTED, PANELS, Merge, Panel
+from tui.quantity import age
+from tui.reading import (
+    FLEET,
+    Asked,
+    EntityReading,
+    Grid,
+    Moment,
+    Reading,
+    State,
+    ages,
+    ask,
+    ask_range,
+    assemble,
+    duration,
+    fleet,
+    identities,
+    pooled,
+    presence,
+    restarted,
+    sound,
+)
+from tui.trail import History, Key, Trail
+from tui.vocabulary import vocabulary
+
+_TERMS_A_TICK = 5
+_IDENTITY_TICKS = 10
+
+
+class Observer:
+    """Follows a cursor: steps that lie ahead are appended, anything else is asked anew over the charts' span."""
+
+    def __init__(self, view: Asked, interval_ms: int, window_ms: int, span_ms: int) -> None:
+        self.view, self.interval_ms, self.window_ms, self.span_ms = view, interval_ms, window_ms, span_ms
+        self._history = History(span_ms)
+        self._grids: dict[str, Grid] = {}
+        self._over_all: dict[str, Grid] = {}
+        self._known: dict[Labels, int] = {}
+        self._identities: dict[Labels, Mapping[str, str]] = {}
+        self._seen: dict[str, frozenset[str]] = {}
+        self._turn = 0
+        self._ticks = 0
+
+    @property
+    def seen(self) -> Mapping[str, frozenset[str]]:
+        """Canonical name to the instances that have ever shown it."""
+        return self._seen
+
+    def observe(
+        self, at_ms: int, start_ms: int, faults: Mapping[str, str]
+    ) -> tuple[tuple[EntityReading, ...], EntityReading]:
+        """The readings at a moment; data begins at ``start_ms``; ``faults`` maps instances to their source's fault."""
+        times = self._steps(at_ms, start_ms)
+        if times:
+            self._ask(times)
+            self._learn(at_ms)
+        faults = {**self._down(at_ms), **faults}
+        moment = Moment(
+            ages(self.view, at_ms),
+            faults,
+            self._seen,
+            restarted(self.view, at_ms, duration(self.window_ms)),
+            self._identities,
+        )
+        found = assemble(self._grids, PANELS, moment, self._known)
+        rows = tuple(self._with_last(row, at_ms, faults.get(row.labels.get("instance", ""), "")) for row in found)
+        return rows, fleet(rows, PANELS, self._over_all)
+
+    def trails(self) -> dict[Key, Trail]:
+        """History of every charted panel, for each engine and for the fleet (no labels)."""
+        return self._history.freeze()
+
+    def _steps(self, at_ms: int, start_ms: int) -> range:
+        """The moments to ask for: those since the last tick, or the whole span after a jump."""
+        end = self._history.end_ms
+        if end == at_ms:
+            return range(0)
+        if end is None or at_ms < end or at_ms - end > self.span_ms:
+            self._history.clear()
+            self._known.clear()
+            end = max(start_ms, at_ms - self.span_ms) - 1
+        count = max(0, (at_ms - end - 1) // self.interval_ms)
+        return range(at_ms - count * self.interval_ms, at_ms + 1, self.interval_ms)
+
+    def _ask(self, times: range) -> None:
+        window = duration(self.window_ms)
+        many = len(self._known) != 1
+        self._grids = {panel.name: self._grid(panel.at(window), times) for panel in PANELS}
+        for grid in self._grids.values():
+            self._known.update((entity, times[-1]) for entity in grid if entity.get("instance"))
+        self._over_all = {}
+        if many:
+            self._over_all = {
+                panel.name: self._grid(panel.at(window, fleet=True), times)
+                for panel in PANELS
+                if panel.merge is Merge.EXPR and self._grids[panel.name]
+            }
+        answers = [(name, self._grids[name]) for name in CHARTED]
+        answers += [(panel.name, {FLEET: self._merged(panel, len(times))}) for panel in PANELS if panel.name in CHARTED]
+        self._history.append(times, answers)
+        self._forget(times[-1])
+
+    def _grid(self, expr: str, times: range) -> Grid:
+        return ask_range(self.view, expr, times[0], times[-1], times.step)
+
+    def _merged(self, panel: Panel, count: int) -> tuple[float, ...]:
+        """The fleet's values, one a step."""
+        grid = self._grids[panel.name]
+        if panel.merge is Merge.EXPR:
+            over_all = self._over_all.get(panel.name, {}).get(FLEET, (math.nan,) * count)
+            return tuple(_sound(over_all[step], grid, step) for step in range(count))
+        return tuple(self._merged_at(panel, grid, step) for step in range(count))
+
+    def _merged_at(self, panel: Panel, grid: Grid, step: int) -> float:
+        values = [column[step] for column in grid.values() if not math.isnan(column[step])]
+        if not values:
+            return math.nan
+        if panel.merge is Merge.TOKENS:
+            tokens = self._grids.get("kv:pool_tokens", {})
+            share = pooled(
+                (_known(column[step]), _known(_at(tokens.get(entity), step))) for entity, column in grid.items()
+            )
+            return math.nan if share is None else share
+        return max(values) if panel.merge is Merge.MAX else math.fsum(values)
+
+    def _forget(self, at_ms: int) -> None:
+        for entity, last in list(self._known.items()):
+            if last < at_ms - self.span_ms:
+                del self._known[entity]
+
+    def _learn(self, at_ms: int) -> None:
+        """Which families are there: all on the first tick, then a few a tick in turn."""
+        names = list(vocabulary())
+        due: Iterable[str] = names
+        if self._seen:
+            due = [names[(self._turn + i) % len(names)] for i in range(_TERMS_A_TICK)]
+            self._turn += _TERMS_A_TICK
+        for name, instances in presence(self.view, at_ms, self.window_ms, due).items():
+            self._seen[name] = self._seen.get(name, frozenset()) | instances
+        if self._ticks % _IDENTITY_TICKS == 0:
+            self._identities.update(identities(self.view, at_ms))
+        self._ticks += 1
+
+    def _down(self, at_ms: int) -> dict[str, str]:
+        """Instances whose latest scrape failed, as the data itself says (``up``)."""
+        grid = ask(self.view, "max by (instance) (kv:up) == 0", at_ms)
+        return {entity.get("instance"): "the latest scrape failed" for entity in grid}
+
+    def _with_last(self, row: EntityReading, at_ms: int, fault: str) -> EntityReading:
+        """What a row had before: under a fault its last value with its age, else a gap."""
+        values = dict(row.values)
+        for name, reading in row.values.items():
+            last = self._history.last((name, row.key)) if reading.value is None else None
+            if last is None:
+                continue
+            age_s = (at_ms - last[0]) / 1000
+            if fault:
+                values[name] = Reading(last[1], reading.unit, State.STALE, age_s, fault)
+            elif reading.state is State.NOT_YET_SEEN:
+                values[name] = replace(reading, state=State.GAP, why=f"no sample for {age(age_s)}")
+        return replace(row, values=values)
+
+
+def _sound(value: float, grid: Grid, step: int) -> float:
+    parts = [column[step] for column in grid.values() if not math.isnan(column[step])]
+    found = sound(value, parts) if parts else None
+    return math.nan if found is None else found
+
+
+def _at(column: tuple[float, ...] | None, step: int) -> float:
+    return math.nan if column is None else column[step]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
