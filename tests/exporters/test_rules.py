@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from exporters.rules import alert_name, render_alerts, render_recording_rules, render_rules
+from playbooks.playbook import load_playbooks
 from probes.promql.parse import parse
 from probes.rules import RuleError, RuleSet
 
@@ -143,3 +144,12 @@ def test_the_alert_fires_on_recorded_series(rules: RuleSet, tmp_path: Path) -> N
     path = tmp_path / "alerts_test.yml"
     path.write_text(yaml.safe_dump(test))
     promtool("test", path)
+
+
+def test_the_catalogue_exports(rules: RuleSet, tmp_path: Path) -> None:
+    playbooks = load_playbooks()
+    alerts = [p for p in playbooks if p.alert is not None]
+    file = tmp_path / "kvscope.rules.yml"
+    file.write_text(render_rules(rules, playbooks))
+    assert f"{len(rules.rules) + len(alerts)} rules found" in promtool("check", file)
+    assert len(alerts) > 5
