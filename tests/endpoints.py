@@ -334,6 +334,9 @@ def _read_request(connection: socket.socket) -> bytes:
         if not part:
             return b""
         data += part
+        if data[:1] == b"\x16":  # a TLS greeting: answered as plain HTTP servers do
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            return b""
     return data
 
 
