@@ -79,20 +79,37 @@ class Chunk:
         self._index[columns] = np.arange(columns.size, dtype=np.int32)
         self.nbytes = self.times.nbytes + self._constant.nbytes + self._varying.nbytes + self._index.nbytes
 
-    def take(self, low: int, high: int, rows: Rows, out: Floats) -> None:
-        """Copy columns ``low`` up to ``high`` of ``rows`` into ``out`` [high - low, len(rows)]."""
-        if rows.size and int(rows.max()) >= self.width:
-            known = rows < self.width
+    def take(self, low: int, high: int, rows: Rows | slice, out: Floats) -> None:
+        """Copy columns ``low`` up to ``high`` of ``rows`` (a slice where they lie together) into ``out``."""
+        if isinstance(rows, slice):
+            if rows.stop > self.width:
+                inside = max(0, self.width - rows.start)
+                out[:, inside:].view(np.int64).fill(ABSENT_BITS)
+                rows, out = slice(rows.start, rows.start + inside), out[:, :inside]
+        elif rows.size and int(rows.max()) >= self.width:
+            known = np.flatnonzero(rows < self.width)
             out.view(np.int64).fill(ABSENT_BITS)
-            inner = np.empty((high - low, int(known.sum())), dtype=np.float64)
+            inner = np.empty((high - low, known.size), dtype=np.float64)
             self.take(low, high, rows[known], inner)
             out[:, known] = inner
             return
         index = self._index[rows]
-        varies = index >= 0
-        if varies.all():
-            np.take(self._varying[low:high], index, axis=1, out=out, mode="clip")
+        columns = np.flatnonzero(index >= 0)
+        if columns.size < index.size:
+            out[:] = self._constant[rows]
+        if not columns.size:
             return
-        out[:] = self._constant[rows]
-        if varies.any():
-            out[:, varies] = self._varying[low:high][:, index[varies]]
+        moving = np.take(self._varying[low:high], index[columns], axis=1)
+        if columns.size == index.size:
+            out[:] = moving
+            return
+        # A row at a time: assigning to two axes at once is slower.
+        for line, values in zip(out, moving, strict=True):
+            line[columns] = values
+
+
+def together(rows: Rows) -> Rows | slice:
+    """``rows`` as a slice when they follow one another."""
+    if rows.size > 1 and int(rows[-1]) - int(rows[0]) == rows.size - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from probes.columns import ABSENT, Chunk, Floats, Rows, Times, blank, is_absent, is_sample, is_stale, markers
+from probes.columns import ABSENT, Chunk, Floats, Rows, Times, blank, is_absent, is_sample, is_stale, markers, together
 from probes.labels import Labels
 
 _BLOCK_COLUMNS = 64
@@ -112,15 +112,17 @@ class Frame:
         """Columns ``low`` up to ``high`` of ``rows``, time-major: [high - low, len(rows)]."""
         out: Floats = np.empty((max(0, high - low), rows.size), dtype=np.float64)
         sealed = self._starts[-1]
+        where = together(rows)
         at = low
         number = bisect_right(self._starts, low) - 1
         while at < min(high, sealed):
             start, stop = self._starts[number], self._starts[number + 1]
             until = min(high, stop)
-            self._chunks[number].take(at - start, until - start, rows, out[at - low : until - low])
+            self._chunks[number].take(at - start, until - start, where, out[at - low : until - low])
             at, number = until, number + 1
         if at < high:
-            np.take(self._tail[at - sealed : high - sealed], rows, axis=1, out=out[at - low :], mode="clip")
+            tail = self._tail[at - sealed : high - sealed]
+            out[at - low :] = tail[:, where] if isinstance(where, slice) else np.take(tail, where, axis=1)
         return out
 
     # --- writing --------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Selection:
-    """Series of one frame: ``rows[i]`` is the row of ``labels[i]``; sorted by labels."""
+    """Series of one frame: ``rows[i]`` is the row of ``labels[i]``; in row order, so that neighbours lie together."""
 
     frame: Frame
     rows: Rows
@@ -111,7 +111,7 @@ class SeriesStore:
                     if labels not in seen and all(m.accepts(labels.get(m.name)) for m in others):
                         hits.append((labels, row))
             if hits:
-                hits.sort(key=lambda hit: hit[0].pairs)
+                hits.sort(key=lambda hit: hit[1])
                 seen.update(labels for labels, _ in hits)
                 rows = np.array([row for _, row in hits], dtype=np.intp)
                 found.append(Selection(frame, rows, tuple(labels for labels, _ in hits)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from probes.columns import Floats, Times
+from probes.labels import Labels
 from probes.promql.absence import absent_labels, absent_vector
 from probes.promql.ast import Call, Expr, MatrixSelector, Paren, Subquery
 from probes.promql.context import Context
@@ -40,7 +41,7 @@ def call_range(ctx: Context, node: Call, times: Times) -> Vector:
     if not found:
         return Vector.empty(times, ctx.track)
     keep = node.func in KEEP_NAME
-    labels = tuple(name for grid in found for name in (grid.labels if keep else grid.unnamed))
+    labels = _joined([grid.labels if keep else grid.unnamed for grid in found])
     values = np.vstack([o.values.T for o in outcomes])
     present = np.vstack([o.present.T for o in outcomes])
     oldest = np.vstack([o.newest.T for o in outcomes]) if ctx.track else None
@@ -49,6 +50,10 @@ def call_range(ctx: Context, node: Call, times: Times) -> Vector:
     if not ctx.cache.get(("unique", vector.labels), lambda: len(set(vector.labels)) == len(vector.labels)):
         raise PromQLError(SAME_LABELS)
     return vector
+
+
+def _joined(parts: list[tuple[Labels, ...]]) -> tuple[Labels, ...]:
+    return parts[0] if len(parts) == 1 else tuple(name for part in parts for name in part)
 
 
 def _numbers(ctx: Context, expr: Expr, times: Times) -> Floats:

@@ -62,6 +62,14 @@ def bounds(axis: Times, steps: Steps, closed: bool) -> tuple[Rows, Rows]:
     return low, np.maximum(low, np.searchsorted(axis, steps.end, side="right"))
 
 
+def gaps(values: Floats) -> Mask | None:
+    """Where ``values`` hold real samples; None when all do (one pass over a window without any NaN)."""
+    if not values.size or not np.isnan(values.min()):
+        return None
+    mask = is_sample(values)
+    return None if mask.all() else mask
+
+
 @dataclass(slots=True)
 class Outcome:
     """Results of a kernel: ``values``, ``present`` and ``newest`` (time of the newest sample), all [K, S]."""
@@ -76,8 +84,7 @@ def apply(grid: Grid, steps: Steps, closed: bool, kernel: Kernel, minimum: int) 
     shape = (steps.at.size, len(grid.labels))
     out = Outcome(np.zeros(shape), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int64))
     low, high = bounds(grid.times, steps, closed)
-    mask = is_sample(grid.values)
-    dense = bool(mask.all())
+    mask = gaps(grid.values)
     counts = high - low
     for count in np.unique(counts).tolist():
         if count < minimum:
@@ -86,7 +93,7 @@ def apply(grid: Grid, steps: Steps, closed: bool, kernel: Kernel, minimum: int) 
         batch = max(1, _BLOCK_ENTRIES // max(1, count * shape[1]))
         for at in range(0, chosen.size, batch):
             part = chosen[at : at + batch]
-            _block(grid, steps, part, low[part], count, None if dense else mask, kernel, minimum, out)
+            _block(grid, steps, part, low[part], count, mask, kernel, minimum, out)
     return out
 
 
