@@ -64,10 +64,11 @@ class Grid:
         return replace(self, start_ms=self.start_ms - by_ms, end_ms=self.end_ms - by_ms)
 
     def fill(self, expr: str) -> str:
-        """Fill in ``$window``, ``$span`` (the whole window) and ``$recent`` (four intervals, at least 30 s)."""
+        """Fill in ``$window``, ``$span`` (the whole window), ``$recent`` (four intervals, at least 30 s), ``$interval``."""
         span = max(self.window_ms, self.end_ms - self.start_ms)
         recent = max(4 * self.interval_ms, 30_000)
-        for name, size in (("$window", self.window_ms), ("$span", span), ("$recent", recent)):
+        filled = (("$window", self.window_ms), ("$span", span), ("$recent", recent), ("$interval", self.interval_ms))
+        for name, size in filled:
             expr = expr.replace(name, prom_duration(size))
         return expr
 

@@ -29,6 +29,7 @@ class Check:
     scope: str
     core: str | None
     sticky: bool
+    unless: Test | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,24 @@ def _check(body: Mapping[str, Any]) -> Check:
         says=body["says"],
         relative_to=body.get("relative_to"),
     )
-    return Check(test, body["scope"], body.get("core"), bool(body.get("sticky", False)))
+    return Check(test, body["scope"], body.get("core"), bool(body.get("sticky", False)), _unless(body))
+
+
+def _unless(body: Mapping[str, Any]) -> Test | None:
+    """The condition under which a shift is what one would expect."""
+    given = body.get("unless")
+    if given is None:
+        return None
+    return Test(
+        name=f"{body['id']}-unless",
+        expr=expand(given["expr"]),
+        op=given["op"],
+        threshold=float(given["threshold"]),
+        basis="policy",
+        source=body["source"],
+        says="",
+        relative_to=given.get("relative_to"),
+    )
 
 
 def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable[Check] = ()) -> Swept:
@@ -98,6 +116,9 @@ def _ask(bench: Bench, check: Check, member: Member) -> tuple[Answer, float]:
         past = episodes(answered.answers, need)
         if past:
             answer, window = Answer.TRUE, answered.values[past[-1].first : past[-1].last + 1]
+    if answer is Answer.TRUE and check.unless is not None:
+        expected = trailing(bench.answer(check.unless, member).answers, need)
+        answer = Answer.FALSE if expected is Answer.TRUE else answer
     kept = window[~np.isnan(window)]
     return answer, float(np.median(kept)) if len(kept) else float("nan")
 

@@ -10,7 +10,7 @@ from importlib import resources
 import yaml
 
 _TERM = re.compile(r"\$([a-z_]+)")
-GIVEN = frozenset({"window", "span", "recent"})
+GIVEN = frozenset({"window", "span", "recent", "interval"})
 
 
 class TermError(ValueError):
@@ -19,7 +19,7 @@ class TermError(ValueError):
 
 @cache
 def terms() -> Mapping[str, str]:
-    """The packaged shorthands, each expanded to plain PromQL (``$window``, ``$span``, ``$recent`` left in)."""
+    """The packaged shorthands, each expanded to plain PromQL (``$window`` and its kin left in)."""
     text = (resources.files("playbooks") / "terms.yml").read_text(encoding="utf-8")
     found: dict[str, str] = {}
     for name, expr in yaml.safe_load(text).items():
@@ -28,7 +28,7 @@ def terms() -> Mapping[str, str]:
 
 
 def expand(expr: str) -> str:
-    """Replace every shorthand; ``$window``, ``$span`` and ``$recent`` stay. Raises TermError for an unknown one."""
+    """Replace every shorthand; those that the grid fills in stay. Raises TermError for an unknown one."""
     return _put(" ".join(expr.split()), terms())
 
 
@@ -39,7 +39,7 @@ def _put(expr: str, known: Mapping[str, str]) -> str:
             return match.group(0)
         if name not in known:
             close = ", ".join(sorted(known))
-            raise TermError(f"unknown shorthand ${name}; there are $window, $span, $recent, {close}")
+            raise TermError(f"unknown shorthand ${name}; there are $window, $span, $recent, $interval, {close}")
         return f"({known[name]})"
 
     return _TERM.sub(one, expr)
