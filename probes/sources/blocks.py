@@ -62,9 +62,11 @@ def blocks_of(
 def _grid(count: int, rows: Times, times: Times, values: Floats) -> tuple[Times, Floats]:
     """Samples in any order as ``[count, T]``; of two samples at one time the first stands, as in Prometheus."""
     axis, column = np.unique(times, return_inverse=True)
-    grid = blank((count, len(axis)))
-    grid[rows[::-1], column[::-1]] = values[::-1]
-    return axis, grid
+    cells = rows * len(axis) + column
+    found, first = np.unique(cells, return_index=True)
+    grid = blank(count * len(axis))
+    grid[found] = values[first]
+    return axis, grid.reshape(count, len(axis))
 
 
 def _complete(job: str, instance: str, labels: list[Labels], times: Times, values: Floats, info: InfoLabels) -> Block:
