@@ -42,7 +42,7 @@ def locate(text: str, tokens: Sequence[Token], message: str) -> PromQLError:
 def _column(text: str, tokens: Sequence[Token], message: str) -> int | None:
     if call := _culprit(text, tokens, message):
         wanted = _ARGUMENT.match(message)
-        argument = _argument(text, call, message, wanted[1], wanted[2]) if wanted else None
+        argument = _argument(text, call, message, wanted[1]) if wanted else None
         return call.name.column if argument is None else argument
     for start, place in _PLACES.items():
         if message.startswith(start):
@@ -70,14 +70,14 @@ def _culprit(text: str, tokens: Sequence[Token], message: str) -> _Call | None:
     return min(guilty, key=lambda call: call.end - call.name.column, default=None)
 
 
-def _argument(text: str, call: _Call, message: str, wanted: str, got: str) -> int | None:
+def _argument(text: str, call: _Call, message: str, wanted: str) -> int | None:
     """The argument whose replacement by one of the wanted type stills the complaint."""
     start = call.name.column - 1
     for low, high in call.arguments:
         tried = text[start:low] + _SAMPLES.get(wanted, "a") + text[high : call.end]
         answer = _complaint(tried)
-        reverse = _ARGUMENT.match(answer or "")
-        if answer != message and not (reverse and (reverse[1], reverse[2]) == (got, wanted)):
+        worse = _ARGUMENT.match(answer or "")
+        if answer != message and not (worse and worse[2] == wanted):
             return low + 1
     return None
 
