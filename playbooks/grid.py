@@ -64,7 +64,7 @@ class Grid:
         return replace(self, start_ms=self.start_ms - by_ms, end_ms=self.end_ms - by_ms)
 
     def fill(self, expr: str) -> str:
-        """Fill in ``$window``, ``$span`` (the whole window), ``$recent`` (four intervals, at least 30 s), ``$interval``."""
+        """Fill in ``$window``, ``$interval``, ``$span`` (all of it) and ``$recent`` (four intervals, at least 30 s)."""
         span = max(self.window_ms, self.end_ms - self.start_ms)
         recent = max(4 * self.interval_ms, 30_000)
         filled = (("$window", self.window_ms), ("$span", span), ("$recent", recent), ("$interval", self.interval_ms))

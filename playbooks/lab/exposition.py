@@ -101,9 +101,9 @@ def engine_families(engine: Engine, model: str, rank: str = "0") -> list[Family]
 def _gauges(engine: Engine, labels: LabelPairs) -> list[Family]:
     capacity, deferred = engine.waiting_capacity, engine.waiting_deferred
     moving = sum(1 for request in engine.fetching if request.blocks)
-    stages = {"waiting_to_start": deferred - moving, "in_progress": moving, "completed_waiting": 0}
+    stages: dict[str, float] = {"waiting_to_start": deferred - moving, "in_progress": moving, "completed_waiting": 0}
     sleep = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
-    return [
+    families = [
         Family("vllm:num_requests_running", "gauge", "Requests in model execution batches.").one(
             float(len(engine.running)), labels
         ),
@@ -113,14 +113,18 @@ def _gauges(engine: Engine, labels: LabelPairs) -> list[Family]:
         Family("vllm:num_requests_waiting_by_reason", "gauge", "Requests waiting, by reason.").split(
             "reason", {"capacity": capacity, "deferred": deferred}, labels
         ),
-        Family("vllm:num_requests_kv_fetch_by_stage", "gauge", "Requests in a KV load, by stage.").split(
-            "stage", stages, labels
-        ),
         Family("vllm:engine_sleep_state", "gauge", "Engine sleep state.").split("sleep_state", sleep, labels),
         Family("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.").one(
             engine.pool.usage, labels
         ),
     ]
+    if engine.config.transfers:
+        families.append(
+            Family("vllm:num_requests_kv_fetch_by_stage", "gauge", "Requests in a KV load, by stage.").split(
+                "stage", stages, labels
+            )
+        )
+    return families
 
 
 def _counters(meters: EngineMeters, model: str, labels: LabelPairs) -> list[Family]:

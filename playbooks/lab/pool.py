@@ -82,6 +82,8 @@ class BlockPool:
 
     def publish(self, block: int, key: int) -> None:
         """Give a full block its content key. Equal content that is cached already stays the one that is found."""
+        if self.keys[block] != NO_KEY:
+            raise PoolIntegrityError(f"block {block} has key {self.keys[block]} already, {key} was to be its key")
         if key not in self.cached:
             self.cached[key] = block
             self.keys[block] = key

@@ -38,6 +38,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.fetching: list[Request] = []
         self.running: dict[Request, None] = {}
+        self._prefilling: dict[Request, None] = {}
         self.held: dict[Request, list[int]] = {}
         self.busy_prefill_s = 0.0
         self.busy_decode_s = 0.0
@@ -192,7 +193,6 @@ class Engine:
                 continue
             if not self._make_room(request, 1):
                 continue
-            self._publish(request, self._computed(request) - 1)
             request.blocks.extend(self.pool.allocate(1, self.now))
             self._plan_block(request)
 
@@ -207,7 +207,7 @@ class Engine:
 
     def _continue_prefills(self, budget: int) -> dict[Request, int]:
         chunks: dict[Request, int] = {}
-        for request in [r for r in self.running if r.stage is Stage.PREFILL]:
+        for request in list(self._prefilling):
             if request.stage is not Stage.PREFILL or budget <= 0:
                 continue
             chunk = min(request.length - request.computed, budget)
@@ -259,6 +259,7 @@ class Engine:
             request.prefilled = request.prompt - cached
         self._live_tokens += cached
         self.running[request] = None
+        self._prefilling[request] = None
 
     def _computed_chunk(self, request: Request, chunk: int) -> None:
         request.computed += chunk
@@ -273,6 +274,7 @@ class Engine:
         count_first_token(self.meters, request, self.now)
         request.last_token = self.now
         request.stage = Stage.DECODE
+        del self._prefilling[request]
         request.start_step = self._step
         request.start_computed = request.computed
         request.start_generated = request.generated
@@ -306,7 +308,7 @@ class Engine:
         self._needs_block.setdefault(step, []).append((request, request.epoch))
 
     def _publish(self, request: Request, tokens: int) -> None:
-        """Key every block that ``tokens`` tokens fill."""
+        """Key every block that ``tokens`` tokens fill. Those of the answer get theirs when the request leaves the batch."""
         full = tokens // self.config.block_tokens
         if full <= request.published or request.chain is None or not self.config.prefix_caching:
             return
@@ -329,7 +331,10 @@ class Engine:
         request.epoch += 1
 
     def _drop_blocks(self, request: Request, leak: bool = False) -> None:
-        self._live_tokens -= request.computed if request.in_batch else 0
+        if request.in_batch:
+            self._live_tokens -= request.computed
+            self._publish(request, request.computed)
+        self._prefilling.pop(request, None)
         if leak:
             self.pool.leak(request.blocks)
         else:
@@ -359,8 +364,8 @@ class Engine:
         self._decoding -= 1
         request.last_token = self.now
         del self.running[request]
-        self._publish(request, request.computed)
         if self.config.producer:
+            self._publish(request, request.computed)
             self._live_tokens -= request.computed
             self.held[request] = request.blocks
             request.blocks = []

@@ -1,0 +1,220 @@
+"""The diagnosis as text, JSON (``kvscope.diagnosis/1``) and Markdown."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from playbooks.verdict import Diagnosis, Evidence, Finding, Overall, Quantity
+
+SCHEMA = "kvscope.diagnosis/1"
+_WIDTH = 100
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The machine's form. Numbers that are no numbers become null; fields may be added, never renamed."""
+    return {
+        "schema": SCHEMA,
+        "verdict": diagnosis.verdict.value,
+        "window": {"start": diagnosis.start_ms / 1000, "end": diagnosis.end_ms / 1000},
+        "findings": [_finding(f) for f in diagnosis.findings],
+        "unknown": [
+            {"cause": u.cause, "member": dict(u.member), "missing": list(u.missing), "enable": u.enable, "why": u.why}
+            for u in diagnosis.unknown
+        ],
+        "unexplained": [
+            {
+                "resource": u.resource,
+                "member": dict(u.member),
+                "expr": u.expr,
+                "value": _number(u.value),
+                "says": u.says,
+            }
+            for u in diagnosis.unexplained
+        ],
+        "core": [{"check": c.name, "bad": c.bad, "says": c.says} for c in diagnosis.core],
+        "ruled_out": [{"cause": r.cause, "by": r.by, "says": r.says} for r in diagnosis.refuted],
+        "events": [
+            {"time": e.time_ms / 1000, "kind": e.kind, "member": dict(e.member), "says": e.says}
+            for e in diagnosis.events
+        ],
+        "sources": [
+            {"target": s.target, "state": s.state, "age_s": _number(s.age_s), "error": s.error}
+            for s in diagnosis.sources
+        ],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "cause": finding.cause,
+        "title": finding.title,
+        "verdict": finding.verdict.value,
+        "member": dict(finding.member),
+        "onset": None if finding.onset_ms is None else finding.onset_ms / 1000,
+        "ended": None if finding.ended_ms is None else finding.ended_ms / 1000,
+        "summary": finding.summary,
+        "evidence": [_evidence(e) for e in finding.evidence],
+        "refuted": [{"cause": r.cause, "by": r.by, "says": r.says} for r in finding.refuted],
+        "explains": list(finding.explains),
+        "cost": {name: {"value": _number(q.value), "unit": q.unit} for name, q in finding.cost.items()},
+        "what_if": list(finding.what_if),
+        "remedies": list(finding.remedies),
+        "confirm": [{"command": c.command, "class": c.safety} for c in finding.confirm],
+        "doc": finding.doc,
+    }
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "test": evidence.test,
+        "expr": evidence.expr,
+        "value": _number(evidence.value),
+        "op": evidence.op,
+        "threshold": evidence.threshold,
+        "basis": evidence.basis,
+        "source": evidence.source,
+        "kind": evidence.kind,
+        "window_s": evidence.window_s,
+        "says": evidence.says,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def clock(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M:%S")
+
+
+def member_text(member: Mapping[str, str]) -> str:
+    """``pod-1:8000`` for a lone instance, ``gpu 1, node-a:9400`` for more; ``the fleet`` for none."""
+    named = [value if key == "instance" else f"{key} {value}" for key, value in sorted(member.items())]
+    return ", ".join(named) or "the fleet"
+
+
+def quantity(q: Quantity) -> str:
+    """``1,234 tokens``, ``58 %``, ``12.3 s``."""
+    match q.unit:
+        case "ratio":
+            return f"{q.value:.0%}"
+        case "seconds":
+            return f"{q.value:.3g} s"
+        case unit:
+            number = f"{q.value:,.0f}" if abs(q.value) >= 100 else f"{q.value:.3g}"
+            return f"{number} {unit.replace('_per_', ' per ').replace('_', ' ')}"
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """One line: the verdict and what it rests on."""
+    if diagnosis.verdict is Overall.HEALTHY:
+        return "healthy: capacity, queue, preemption, latency and freshness are all in order"
+    if diagnosis.verdict is Overall.FINDING:
+        first = diagnosis.findings[0]
+        more = len(diagnosis.findings) - 1
+        rest = f" (and {more} more)" if more else ""
+        return f"{first.verdict.value} {first.cause} on {member_text(first.member)}{_since(first)}{rest}"
+    if diagnosis.unexplained:
+        worst = diagnosis.unexplained[0]
+        return f"cannot tell: {worst.says} on {member_text(worst.member)}, and no known cause explains it"
+    undecided = [c.name for c in diagnosis.core if c.bad is None]
+    return f"cannot tell: no answer to {', '.join(undecided) or 'anything'}; the signals are not there"
+
+
+def _since(finding: Finding) -> str:
+    if finding.ended_ms is not None and finding.onset_ms is not None:
+        return f" from {clock(finding.onset_ms)} to {clock(finding.ended_ms)}"
+    return " since before the window" if finding.onset_ms is None else f" since {clock(finding.onset_ms)}"
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """For a terminal, at most 100 columns."""
+    day = datetime.fromtimestamp(diagnosis.end_ms / 1000, UTC).strftime("%Y-%m-%d")
+    out = [
+        headline(diagnosis).capitalize() if diagnosis.verdict is not Overall.FINDING else headline(diagnosis),
+        f"window {day} {clock(diagnosis.start_ms)} to {clock(diagnosis.end_ms)} UTC",
+    ]
+    for number, finding in enumerate(diagnosis.findings, 1):
+        out += ["", *_finding_text(number, finding)]
+    out += _section("No known cause explains", (f"{member_text(u.member)}: {u.says}" for u in diagnosis.unexplained))
+    out += _section("Cannot be decided", _unknown_lines(diagnosis))
+    out += _section("Events", (f"{clock(e.time_ms)}  {member_text(e.member)} {e.says}" for e in diagnosis.events))
+    broken = [s for s in diagnosis.sources if s.error]
+    out += _section("Sources", (f"{s.target}: {s.state}, {s.error}" for s in broken))
+    return "\n".join(out)
+
+
+def _finding_text(number: int, finding: Finding) -> Iterator[str]:
+    yield f"{number}. {finding.verdict.value.upper()}  {finding.cause}  on {member_text(finding.member)}"
+    yield f"   {finding.title}{_since(finding)}"
+    for evidence in finding.evidence:
+        yield from _wrap(f"   + {evidence.says}  [{evidence.basis}: {evidence.op} {evidence.threshold:g}]", "     ")
+    for refuted in finding.refuted:
+        yield from _wrap(f"   - not {refuted.cause}: {refuted.says}", "     ")
+    if finding.explains:
+        yield f"   > explains {', '.join(finding.explains)}"
+    if finding.cost:
+        costs = ", ".join(f"{name.replace('_', ' ')} {quantity(q)}" for name, q in finding.cost.items())
+        yield from _wrap(f"   cost: {costs}", "     ")
+    for line in finding.what_if:
+        yield from _wrap(f"   what if: {line}", "     ")
+    for remedy in finding.remedies:
+        yield from _wrap(f"   do: {remedy}", "     ")
+    for command in finding.confirm:
+        yield f"   confirm ({command.safety}): {command.command}"
+    yield f"   more: {finding.doc}"
+
+
+def _unknown_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    grouped: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
+    for one in diagnosis.unknown:
+        grouped.setdefault((one.cause, one.missing, one.enable), []).append(member_text(one.member))
+    for (cause, missing, enable), members in grouped.items():
+        turn = f"; {enable}" if enable else ""
+        yield f"{cause} on {', '.join(members)}: missing {', '.join(missing)}{turn}"
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    body = [row for line in lines for row in _wrap(f"  {line}", "    ")]
+    return ["", title, *body] if body else []
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def as_markdown(diagnosis: Diagnosis) -> str:
+    """For a ticket or a chat."""
+    out = [f"## kvscope: {headline(diagnosis)}", ""]
+    out.append(f"Window {clock(diagnosis.start_ms)} to {clock(diagnosis.end_ms)} UTC.")
+    for finding in diagnosis.findings:
+        out += ["", f"### {finding.title}", ""]
+        out.append(f"`{finding.cause}` · **{finding.verdict.value}** · {member_text(finding.member)}{_since(finding)}")
+        out += ["", "| evidence | value | line | basis |", "|---|---|---|---|"]
+        out += [
+            f"| {_cell(e.says)} | {e.value:.4g} | {e.op} {e.threshold:g} | {e.basis} ({_cell(e.source)}) |"
+            for e in finding.evidence
+        ]
+        out += ["", *(f"- not `{r.cause}`: {r.says}" for r in finding.refuted)]
+        out += [f"- explains `{cause}`" for cause in finding.explains]
+        out += [f"- cost, {name.replace('_', ' ')}: {quantity(q)}" for name, q in finding.cost.items()]
+        out += [f"- what if: {line}" for line in finding.what_if]
+        out += ["", "What to do:", "", *(f"1. {remedy}" for remedy in finding.remedies), "", "To confirm:", ""]
+        out += [f"- `{c.command}` ({c.safety})" for c in finding.confirm]
+    for title, lines in (
+        ("No known cause explains", [f"{member_text(u.member)}: {u.says}" for u in diagnosis.unexplained]),
+        ("Cannot be decided", list(_unknown_lines(diagnosis))),
+        ("Events", [f"{clock(e.time_ms)} {member_text(e.member)} {e.says}" for e in diagnosis.events]),
+        ("Sources", [f"{s.target}: {s.state}, {s.error}" for s in diagnosis.sources if s.error]),
+    ):
+        if lines:
+            out += ["", f"### {title}", "", *(f"- {line}" for line in lines)]
+    return "\n".join(out)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
