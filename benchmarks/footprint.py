@@ -30,6 +30,9 @@ sys.path.insert(0, str(HERE))
 from pty_run import Watched, watch  # noqa: E402 - a script's neighbour
 
 COLUMNS, ROWS = 160, 48
+# What stands on the screen only beside data: in kvtop's table of engines, in vllm-htop's detail and table views.
+OURS_DATA = "● fresh"
+THEIR_DATA = "KV cache usage|{model}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,20 @@ class Endpoint:
 
 
 @contextlib.contextmanager
-def endpoint(engines: int) -> Iterator[Endpoint]:
+def endpoint(engines: int, lifetime: int) -> Iterator[Endpoint]:
     """Serve one page of so many engines from benchmarks/engines_server.py, on loopback."""
+    words = ["--engines", str(engines), "--for", str(lifetime)]
     server = subprocess.Popen(
-        [sys.executable, str(HERE / "engines_server.py"), "--engines", str(engines), "--port", "0"],
+        [sys.executable, str(HERE / "engines_server.py"), *words],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
         assert server.stdout is not None
-        url = server.stdout.readline().split()[-1]
+        url = server.stdout.readline().strip()
+        assert server.stdout.readline().strip() == "ready"
         with urllib.request.urlopen(url, timeout=10) as answer:
             page = answer.read()
         model = page.decode().split('model_name="', 1)[1].split('"', 1)[0]
@@ -135,12 +142,12 @@ def row(name: str, end: Endpoint, one: Watched, quit_s: float | None) -> str:
 
 def compare(end: Endpoint, span: float, with_peer: bool) -> list[str]:
     """Rows for one endpoint: ours, the peer's, and the ratio of the two."""
-    ours, our_quit = watch([kvtop(), end.url], end.model, span, COLUMNS, ROWS)
+    ours, our_quit = watch([kvtop(), end.url], OURS_DATA, span, COLUMNS, ROWS)
     rows = [row("kvtop", end, ours, our_quit)]
     if with_peer:
         base = end.url.removesuffix("/metrics")
         argv = [str(peer()), "--url", base, "--interval", "1", "--no-gpu-detect"]
-        theirs, their_quit = watch(argv, end.model, span, COLUMNS, ROWS)
+        theirs, their_quit = watch(argv, THEIR_DATA.format(model=end.model), span, COLUMNS, ROWS)
         rows.append(row("vllm-htop", end, theirs, their_quit))
         if ours.first_data_s and theirs.first_data_s and theirs.cpu_percent:
             rows.append(
@@ -154,7 +161,7 @@ def report(engines: list[int], span: float, with_peer: bool) -> str:
     load = os.getloadavg()[0]
     table, once = [], []
     for count in engines:
-        with endpoint(count) as end:
+        with endpoint(count, round(2 * (span + 16) + 30)) as end:
             table += compare(end, span, with_peer)
             took = once_times(end.url)
             modules, heavy = loaded(["once", end.url])
@@ -169,7 +176,7 @@ def report(engines: list[int], span: float, with_peer: bool) -> str:
             f"{versions(with_peer)}; {machine()}; load before the run {load:.1f}.",
             f"Pseudo-terminal {COLUMNS}×{ROWS}, 1 Hz; CPU over {span:.0f} s after the first 4 s, as percent of one "
             "core; resident memory at the end.",
-            "First data: the model's name is on the screen. Same endpoint for both, one after the other.",
+            "First data: the first number of an engine is on the screen. Same endpoint, one after the other.",
             "",
             "| tool | engines | page kB | first byte s | first data s | CPU % | RSS MB | quit s |",
             "|---|---|---|---|---|---|---|---|",

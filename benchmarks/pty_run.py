@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+_TAIL = 1 << 18
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -32,10 +34,10 @@ class Watched:
 
 
 class Terminal:
-    """One child in a pseudo-terminal of the given size; a thread drains what it writes."""
+    """One child in a pseudo-terminal of the given size; a thread drains what it writes and looks for ``data``."""
 
-    def __init__(self, argv: list[str], columns: int, rows: int, needle: bytes, env: dict[str, str]) -> None:
-        self.needle = needle
+    def __init__(self, argv: list[str], columns: int, rows: int, data: re.Pattern[bytes]) -> None:
+        self._data = data
         self.first_byte: float | None = None
         self.first_data: float | None = None
         self.written = 0
@@ -45,7 +47,7 @@ class Terminal:
         if self.pid == 0:
             # The size must be there before the program asks for it.
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execvpe(argv[0], argv, {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **env})
+            os.execvpe(argv[0], argv, {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"})
         self._done = threading.Event()
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
@@ -65,9 +67,9 @@ class Terminal:
             self.first_byte = now if self.first_byte is None else self.first_byte
             self.written += len(piece)
             if self.first_data is None:
-                if self.needle in self._tail + piece:
+                self._tail = (self._tail + piece)[-_TAIL:]
+                if self._data.search(self._tail):
                     self.first_data = now
-                self._tail = (self._tail + piece)[-len(self.needle) :]
 
     def send(self, keys: bytes) -> None:
         os.write(self._fd, keys)
@@ -121,10 +123,13 @@ def rss_mb(pid: int) -> float:
 
 
 def watch(
-    argv: list[str], needle: str, seconds: float, columns: int = 160, rows: int = 48, settle: float = 4.0
+    argv: list[str], data: str, seconds: float, columns: int = 160, rows: int = 48, settle: float = 4.0
 ) -> tuple[Watched, float | None]:
-    """Run for ``settle`` and then ``seconds``, of which CPU is measured; then ``q``. Also says how long ``q`` took."""
-    terminal = Terminal(argv, columns, rows, needle.encode(), {})
+    """Run for ``settle`` and then ``seconds``, of which CPU is measured; then ``q``. Also says how long ``q`` took.
+
+    ``data`` is a regular expression of what stands on the screen only beside data.
+    """
+    terminal = Terminal(argv, columns, rows, re.compile(data.encode()))
     time.sleep(settle)
     before, since = cpu_seconds(terminal.pid), time.perf_counter()
     time.sleep(seconds)
