@@ -187,7 +187,7 @@ def _why(diagnosis: dict[str, Any]) -> str:
     parts = [f"{one['cause']} {one['verdict']}" for one in diagnosis["findings"]]
     parts += [f"unexplained: {one['resource']}" for one in diagnosis["unexplained"]]
     if diagnosis["verdict"] == "unknown":
-        undecided = [one["name"] for one in diagnosis["core"] if one["bad"] is None]
+        undecided = [one["check"] for one in diagnosis["core"] if one["bad"] is None]
         parts.append("undecided: " + ", ".join(undecided))
     parts += sorted({one["kind"] for one in diagnosis["events"]})
     return "; ".join(dict.fromkeys(parts))

@@ -111,13 +111,11 @@ def window(
 
 
 def _print(diagnosis: Diagnosis, args: argparse.Namespace) -> None:
-    from playbooks import report
+    from playbooks.report import as_json, as_markdown, as_text
 
     if args.json:
         from tui.commands.output import print_json
 
-        print_json(report.as_json(diagnosis))
-    elif args.markdown:
-        print(report.as_markdown(diagnosis))
+        print_json(as_json(diagnosis))
     else:
-        print(report.as_text(diagnosis))
+        print(as_markdown(diagnosis) if args.markdown else as_text(diagnosis))

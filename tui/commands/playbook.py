@@ -77,7 +77,10 @@ def _show(args: argparse.Namespace) -> int:
 def _lint(args: argparse.Namespace) -> int:
     from playbooks.lint import lint
 
-    problems = lint([*map(Path, args.causes), *args.playbooks])
+    try:
+        problems = lint([*map(Path, args.causes), *args.playbooks])
+    except ModuleNotFoundError as missing:
+        raise CommandError(f"playbook lint needs one more package: pip install {missing.name}") from None
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
