@@ -54,7 +54,7 @@ def plain(cast: Cast, count: int = 2) -> list[Pod]:
     """Healthy pods under a light chat load."""
     config = roomy(cast)
     pods = cast.pods(*[config] * count)
-    chat_load(cast, pods, chat_family(cast), cast.rng.uniform(1.8, 3.6))
+    chat_load(cast, pods, chat_family(cast), cast.rng.uniform(1.2, 2.8))
     return pods
 
 

@@ -308,7 +308,7 @@ class Engine:
         self._needs_block.setdefault(step, []).append((request, request.epoch))
 
     def _publish(self, request: Request, tokens: int) -> None:
-        """Key every block that ``tokens`` tokens fill. Those of the answer get theirs when the request leaves the batch."""
+        """Key every block that ``tokens`` tokens fill (those of an answer: when its request leaves the batch)."""
         full = tokens // self.config.block_tokens
         if full <= request.published or request.chain is None or not self.config.prefix_caching:
             return
