@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -328,8 +329,10 @@ class Endpoint:
 
 
 def _read_request(connection: socket.socket) -> bytes:
+    """One request with its body, or nothing when the peer has gone."""
     data = b""
-    while b"\r\n\r\n" not in data:
+    wanted = None
+    while wanted is None or len(data) < wanted:
         part = connection.recv(65536)
         if not part:
             return b""
@@ -337,6 +340,10 @@ def _read_request(connection: socket.socket) -> bytes:
         if data[:1] == b"\x16":  # a TLS greeting: answered as plain HTTP servers do
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             return b""
+        head, gap, _ = data.partition(b"\r\n\r\n")
+        if gap:
+            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+            wanted = len(head) + len(gap) + (int(length.group(1)) if length else 0)
     return data
 
 

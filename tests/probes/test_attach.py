@@ -1,0 +1,128 @@
+"""From the words of a command line to something that can be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probes.attach import attach, discover
+from probes.labels import Labels
+from probes.promql.value import Vector
+from probes.target import TargetError
+from tests.endpoints import Endpoint
+
+
+def recording(tmp_path: Path, name: str = "x.om", step: int = 5) -> str:
+    path = tmp_path / name
+    path.write_text("".join(f'up{{job="j",instance="i"}} 1 {t}\n' for t in range(0, 50, step)) + "# EOF\n")
+    return str(path)
+
+
+def value(found: object) -> dict[Labels, float]:
+    assert isinstance(found, Vector)
+    return {
+        labels: float(v)
+        for labels, v, here in zip(found.labels, found.values[:, 0], found.present, strict=True)
+        if here[0]
+    }
+
+
+def test_a_recording_is_there_at_once_with_its_own_interval(tmp_path: Path) -> None:
+    attachment = attach([recording(tmp_path)])
+    assert (attachment.live, attachment.interval_ms, attachment.span()) == (False, 5000, (0, 45_000))
+    assert [status.state for status in attachment.statuses] == ["fresh"]
+    assert list(value(attachment.view.instant("up", 45_000)).values()) == [1.0]
+
+
+async def test_an_endpoint_is_asked_by_cycles(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        attachment = attach([endpoint.target], interval_ms=700)
+        assert (attachment.live, attachment.interval_ms, attachment.span()) == (True, 700, None)
+        cycle = await attachment.cycle(10_000)
+        assert [status.state for status in cycle.statuses] == ["fresh"]
+        assert attachment.span() == (10_000, 10_000)
+        assert list(value(attachment.view.instant("kv:pool_usage_ratio", 10_000)).values()) == [0.25]
+        await attachment.close()
+
+
+async def test_recordings_and_endpoints_mix(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        attachment = attach([recording(tmp_path), endpoint.target, endpoint.target])
+        cycle = await attachment.cycle(50_000)
+        assert [status.kind for status in cycle.statuses] == ["recording", "http"]
+        assert len(value(attachment.view.instant("up", 50_000))) == 2
+        await attachment.close()
+
+
+async def test_configuration_sets_labels_and_interval(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        config = tmp_path / "c.yml"
+        config.write_text(
+            f"interval: 2s\nslo: [a < 1]\ntargets: [{{url: '{endpoint.url}', name: e1, job: vllm, labels: {{role: p}}}}]\n"
+        )
+        attachment = attach([], config=config)
+        assert (attachment.interval_ms, attachment.config.slo) == (2000, ("a < 1",))
+        await attachment.cycle(1000)
+        assert set(value(attachment.view.instant("up", 1000))) == {
+            Labels.of({"job": "vllm", "instance": "e1", "role": "p"}, name="up")
+        }
+        await attachment.close()
+
+
+def test_without_a_target_it_says_what_one_is() -> None:
+    with pytest.raises(TargetError, match="no target"):
+        attach([])
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+async def test_targets_listed_in_a_file_come_and_go(tmp_path: Path, form: str) -> None:
+    with Endpoint() as a, Endpoint() as b:
+        path = tmp_path / f"list.{form}"
+
+        def write(*targets: str) -> None:
+            if form == "json":
+                path.write_text(f'[{{"targets": {list(targets)!r}, "labels": {{"zone": "z"}}}}]'.replace("'", '"'))
+            else:
+                path.write_text("- targets: [" + ", ".join(f"'{t}'" for t in targets) + "]\n  labels: {zone: z}\n")
+
+        write(a.target, b.target)
+        attachment = attach([f"file_sd:{path}"])
+        assert [status.state for status in (await attachment.cycle(1000)).statuses] == ["fresh", "fresh"]
+        assert {labels.get("zone") for labels in value(attachment.view.instant("up", 1000))} == {"z"}
+        write(b.target, "127.0.0.1:1")
+        cycle = await attachment.cycle(2000)
+        assert [(status.instance, status.state) for status in cycle.statuses] == [
+            (b.target, "fresh"),
+            ("127.0.0.1:1", "refused"),
+        ]
+        up = {labels.get("instance"): v for labels, v in value(attachment.view.instant("up", 2001)).items()}
+        assert up == {b.target: 1.0, "127.0.0.1:1": 0.0}, "the target that is listed no more is stale"
+        path.write_text("{broken")
+        cycle = await attachment.cycle(3000)
+        assert [status.state for status in cycle.statuses] == ["not-exposition", "fresh", "refused"]
+        await attachment.close()
+
+
+async def test_targets_listed_by_a_server(tmp_path: Path) -> None:
+    with Endpoint() as engine, Endpoint() as registry:
+        registry.serve(
+            f'[{{"targets": ["{engine.target}"], "labels": {{"__metrics_path__": "/m", "__meta_x": "y", "job": "v"}}}}]',
+            "application/json",
+        )
+        attachment = attach([f"http_sd:http://{registry.target}/list"])
+        (status,) = (await attachment.cycle(1000)).statuses
+        assert (status.state, status.target, status.job) == ("fresh", f"http://{engine.target}/m", "v")
+        assert b"GET /m " in engine.requests[0]
+        await attachment.cycle(2000)
+        assert len(registry.requests) == 1, "not due yet"
+        registry.behave("500")
+        states = [one.state for one in (await attachment.cycle(60_000)).statuses]
+        assert states == ["http-error", "fresh"], "the targets stay"
+        await attachment.close()
+
+
+async def test_discover_names_what_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Endpoint() as endpoint:
+        monkeypatch.setattr("probes.attach.WELL_KNOWN", ((endpoint.port, "an engine"), (1, "nothing")))
+        assert await discover() == [(endpoint.target, "an engine")]
