@@ -28,6 +28,8 @@ from tui.themes import MONO, THEMES, Palette
 from tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from probes.attach import Attachment
     from probes.labels import Labels
 
@@ -85,7 +87,7 @@ class KvtopApp(App[int]):
 
     def __init__(self, monitor: Callable[[KvtopApp], Monitored], options: Options) -> None:
         self._mono = "NO_COLOR" in os.environ
-        super().__init__(ansi_color=True if self._mono else None)
+        super().__init__(driver_class=_driver(), ansi_color=True if self._mono else None)
         self._palette: Palette = MONO if self._mono else _palette(options.theme)
         self._glyphs = ASCII if options.ascii else UNICODE
         window_ms = options.window_ms or max(60_000, 4 * options.interval_ms)
@@ -105,7 +107,7 @@ class KvtopApp(App[int]):
 
     def on_mount(self) -> None:
         self.screen.styles.background = self._palette.background or "ansi_default"
-        self._monitor.start()
+        self.call_after_refresh(self._monitor.start)  # its imports must not hold up the first picture
 
     def on_unmount(self) -> None:
         self._monitor.stop()
@@ -313,20 +315,30 @@ def run(attach: Callable[[], Attachment], options: Options) -> int:
     from tui.monitor import Monitor
 
     app = KvtopApp(lambda made: Monitor(attach, made.post_message, options), options)
-    code = app.run()
+    # The diagnosis is Python, in another thread: it must hand over quickly when a key comes.
+    sys.setswitchinterval(0.001)
+    code = app.run() or 0
     if app.says:
         print(f"kvtop: {app.says}", file=sys.stderr)
-    _leave(code or 0)
-    return code or 0
+    _leave(code)
+    return code
 
 
 def _leave(code: int) -> None:
-    """Leave at once even where a name lookup of the monitor's thread hangs: Python would wait for it."""
-    hanging = [t for t in threading.enumerate() if t is not threading.main_thread() and t.name.startswith("asyncio")]
-    if hanging:
+    """Leave at once, where Python would wait for a thread: one that asks a name server that hangs, for example."""
+    if threading.active_count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _driver() -> type[Driver] | None:
+    """Ours where terminals are POSIX; Textual's own choice elsewhere, and where a test or a web server chose."""
+    if sys.platform == "win32" or os.environ.get("TEXTUAL_DRIVER"):
+        return None
+    from tui.driver import QuickDriver
+
+    return QuickDriver
 
 
 def picture(shot: Snapshot, options: Options | None = None) -> KvtopApp:

@@ -158,16 +158,24 @@ class Observer:
     def _with_last(self, row: EntityReading, at_ms: int, fault: str) -> EntityReading:
         """What a row had before: under a fault its last value with its age, else a gap."""
         values = dict(row.values)
+        heard_ms = self._heard_ms(row.key)
         for name, reading in row.values.items():
             last = self._history.last((name, row.key)) if reading.value is None else None
             if last is None:
                 continue
             age_s = (at_ms - last[0]) / 1000
             if fault:
-                values[name] = Reading(last[1], reading.unit, State.STALE, age_s, fault)
+                values[name] = Reading(
+                    last[1], reading.unit, State.STALE, (at_ms - (heard_ms or last[0])) / 1000, fault
+                )
             elif reading.state is State.NOT_YET_SEEN:
                 values[name] = replace(reading, state=State.GAP, why=f"no sample for {age(age_s)}")
         return replace(row, values=values)
+
+    def _heard_ms(self, entity: Labels) -> int | None:
+        """When an entity last gave a sample: by its gauges, which end with their source."""
+        lasts = [self._history.last((panel.name, entity)) for panel in PANELS if not panel.windowed]
+        return max((last[0] for last in lasts if last is not None), default=None)
 
 
 def _sound(value: float, grid: Grid, step: int) -> float:

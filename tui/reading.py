@@ -79,6 +79,11 @@ class EntityReading:
         """Its identity: the entity's own labels, without model or job."""
         return entity_of(Labels.of(self.labels))
 
+    @property
+    def stale(self) -> bool:
+        """Whether its source is silent."""
+        return any(reading.state is State.STALE for reading in self.values.values())
+
     def value(self, panel: str) -> float | None:
         reading = self.values.get(panel)
         return None if reading is None else reading.value
@@ -290,9 +295,9 @@ def _reading(panel: Panel, instance: str, value: float | None, moment: Moment) -
 def _absence(panel: Panel, instance: str, moment: Moment, fault: str) -> tuple[State, str]:
     if "permission" in fault:
         return State.NO_PERMISSION, fault
-    if fault:
-        return State.GAP, fault
     missing = [need for need in panel.needs if instance not in moment.seen.get(need, frozenset())]
+    if fault and (not missing or not any(instance in known for known in moment.seen.values())):
+        return State.GAP, fault
     if missing:
         return State.UNSUPPORTED, f"{instance} has no {', '.join(missing)}"
     if panel.windowed and panel.unit in ("ratio", "seconds"):
@@ -303,15 +308,21 @@ def _absence(panel: Panel, instance: str, moment: Moment, fault: str) -> tuple[S
 
 
 def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Mapping[str, Grid]) -> EntityReading:
-    """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step)."""
+    """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step).
+
+    Engines whose values are stale count only where no other has a value: what a silent engine did last is no part of
+    what the fleet does now.
+    """
     values = {}
+    answering = [row for row in readings if not row.stale]
     for panel in panels:
         if panel.merge is Merge.NONE:
             continue
-        parts = [r.values[panel.name] for r in readings if panel.name in r.values]
+        rows = answering if any(row.value(panel.name) is not None for row in answering) else readings
+        parts = [row.values[panel.name] for row in rows if panel.name in row.values]
         if not parts:
             continue
-        value = _merged(panel, readings, parts, asked.get(panel.name, {}))
+        value = _merged(panel, rows, parts, asked.get(panel.name, {}))
         values[panel.name] = _fleet_reading(panel, parts, value)
         if panel.merge is Merge.EXPR and value is not None and _last_of(asked.get(panel.name, {})) != value:
             values[panel.name] = replace(values[panel.name], why=WORST)
@@ -364,6 +375,18 @@ def pooled(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     return math.fsum(usage * tokens for usage, tokens in known if tokens is not None) / total if total > 0 else None
 
 
+# Of several reasons for no value, the one that is nearest to a value speaks for the fleet.
+_NEARNESS = (
+    State.FRESH,
+    State.RESET,
+    State.STALE,
+    State.NOT_YET_SEEN,
+    State.GAP,
+    State.NO_PERMISSION,
+    State.UNSUPPORTED,
+)
+
+
 def _fleet_reading(panel: Panel, parts: Sequence[Reading], value: float | None) -> Reading:
     known = [part for part in parts if part.value is not None]
     ages = [part.age_s for part in known if part.age_s is not None]
@@ -371,7 +394,8 @@ def _fleet_reading(panel: Panel, parts: Sequence[Reading], value: float | None) 
     if value is None:
         if known:
             return Reading(None, panel.unit, State.GAP, None, "cannot be merged: a pool's capacity is not known")
-        return Reading(None, panel.unit, parts[0].state, None, parts[0].why)
+        nearest = min(parts, key=lambda part: _NEARNESS.index(part.state))
+        return Reading(None, panel.unit, nearest.state, None, nearest.why)
     stale = sum(part.state is State.STALE for part in known)
     if stale:
         return Reading(value, panel.unit, State.STALE, age, f"{stale} of {len(parts)} are stale")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 
@@ -30,6 +29,8 @@ class Term:
 @cache
 def raw_vocabulary() -> Mapping[str, Mapping[str, Any]]:
     """``canonical.yml`` as it is written: name to ``{type, unit, group, meaning, labels?, core?}``."""
+    from importlib.resources import files  # slow to import, and the first picture needs none of this
+
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

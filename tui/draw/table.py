@@ -13,7 +13,7 @@ from tui.quantity import age, text_of
 from tui.reading import EntityReading, State
 from tui.snapshot import Snapshot, SourceView
 
-_STATE_WIDTH = 12
+_STATE_WIDTH = 13
 _SPARK_WIDTH = 16
 
 
@@ -75,12 +75,21 @@ def fitting(width: int, name_width: int, shot: Snapshot) -> list[Column]:
 _ALWAYS = frozenset(column.panel for column in COLUMNS[:6])
 
 
+def name_room(width: int, shot: Snapshot) -> int:
+    """Cells for an engine's name, and where there is room its model's."""
+    names = [width_of(row.name) + 2 for row in shot.rows]
+    if width < 110:
+        return min(max([14, *names]), 19)
+    models = [width_of(row.name) + width_of(row.labels.get("model_name", "")) + 3 for row in shot.rows]
+    return min(max([14, *models]), 38)
+
+
 def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     """Head, fleet, engines; scrolled so that the selected row is seen, with a word on what is hidden."""
     if canvas.height < 2:
         return
     lines = table_rows(shot, look)
-    name_width = min(max([14, *(width_of(row.name) + 2 for row in shot.rows)]), 30 if canvas.width >= 110 else 19)
+    name_width = name_room(canvas.width, shot)
     columns = fitting(canvas.width, name_width, shot)
     silent = _silent(shot)
     room = canvas.height - 1
@@ -115,7 +124,7 @@ def _silent(shot: Snapshot) -> list[SourceView]:
 
 def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look, *, scrolled: bool) -> None:
     canvas.put(0, 0, " " * canvas.width, "head")
-    canvas.put(2, 0, "ENGINE", "head")
+    canvas.put(2, 0, "ENGINE" if name_width < 20 else "ENGINE AND MODEL", "head")
     canvas.hit("app.sort_by('')", 2, 0, name_width)
     x = 2 + name_width
     for column in columns:
@@ -147,13 +156,16 @@ def _row(
     canvas.put(
         0, y, canvas.glyphs.bad if found else (canvas.glyphs.mark if chosen else " "), "bad" if found else "text"
     )
-    canvas.put(2, y, name, "strong" if found or chosen or not key else "text", width=name_width - 1)
+    x = canvas.put(2, y, name, "strong" if found or chosen or not key else "text", width=name_width - 1)
+    model = row.labels.get("model_name", "")
+    if model and x + 2 < name_width:
+        canvas.put(x + 1, y, model, "muted", width=name_width - x)
     canvas.hit(f"app.select_row({_place(shot, look, row)})", 0, y)
     x = 2 + name_width
     for column in columns:
         _cell(canvas, x, y, column, row, shot)
         x += column.width + 1
-    _state(canvas, x + 1, y, row)
+    _state(canvas, x + 1, y, row, shot)
     if chosen:
         canvas.tint(y, "select")
         _point(canvas, y, columns, name_width, row, look)
@@ -192,12 +204,15 @@ def _cell(canvas: Canvas, x: int, y: int, column: Column, row: EntityReading, sh
     canvas.right(x + column.width, y, _text(canvas, column, row), style)
 
 
-def _state(canvas: Canvas, x: int, y: int, row: EntityReading) -> None:
+def _state(canvas: Canvas, x: int, y: int, row: EntityReading, shot: Snapshot) -> None:
     """The row's standing in a word: the worst of its values' states that have to do with time."""
     states = {reading.state for reading in row.values.values()}
+    silent = sum(other.stale for other in shot.rows) if not row.key else 0
     ages = [reading.age_s for reading in row.values.values() if reading.age_s is not None]
     glyphs = canvas.glyphs
-    if State.STALE in states:
+    if silent:
+        text, style = f"{glyphs.stale} {silent} silent", "warn"
+    elif State.STALE in states:
         text, style = f"{glyphs.stale} stale {age(max(ages, default=0.0))}", "warn"
     elif State.NO_PERMISSION in states:
         text, style = f"{glyphs.unknown} permission", "warn"
@@ -218,5 +233,4 @@ def _silent_row(canvas: Canvas, y: int, source: SourceView) -> None:
 
 def columns_shown(width: int, shot: Snapshot) -> list[str]:
     """The panels of the columns on screen, left to right: what the column keys walk over."""
-    name_width = min(max([14, *(width_of(row.name) + 2 for row in shot.rows)]), 30 if width >= 110 else 19)
-    return [c.panel for c in fitting(width, name_width, shot) if not c.spark]
+    return [c.panel for c in fitting(width, name_room(width, shot), shot) if not c.spark]
