@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,8 @@ def recording(tmp_path: Path, name: str = "x.om", step: int = 5) -> str:
 
 def value(found: object) -> dict[Labels, float]:
     assert isinstance(found, Vector)
-    return {
-        labels: float(v)
-        for labels, v, here in zip(found.labels, found.values[:, 0], found.present, strict=True)
-        if here[0]
-    }
+    rows = zip(found.labels, found.values[:, 0], found.present[:, 0], strict=True)
+    return {labels: float(number) for labels, number, here in rows if here}
 
 
 def test_a_recording_is_there_at_once_with_its_own_interval(tmp_path: Path) -> None:
@@ -59,7 +57,8 @@ async def test_configuration_sets_labels_and_interval(tmp_path: Path) -> None:
     with Endpoint() as endpoint:
         config = tmp_path / "c.yml"
         config.write_text(
-            f"interval: 2s\nslo: [a < 1]\ntargets: [{{url: '{endpoint.url}', name: e1, job: vllm, labels: {{role: p}}}}]\n"
+            "interval: 2s\nslo: [a < 1]\n"
+            f"targets: [{{url: '{endpoint.url}', name: e1, job: vllm, labels: {{role: p}}}}]\n"
         )
         attachment = attach([], config=config)
         assert (attachment.interval_ms, attachment.config.slo) == (2000, ("a < 1",))
@@ -106,10 +105,8 @@ async def test_targets_listed_in_a_file_come_and_go(tmp_path: Path, form: str) -
 
 async def test_targets_listed_by_a_server(tmp_path: Path) -> None:
     with Endpoint() as engine, Endpoint() as registry:
-        registry.serve(
-            f'[{{"targets": ["{engine.target}"], "labels": {{"__metrics_path__": "/m", "__meta_x": "y", "job": "v"}}}}]',
-            "application/json",
-        )
+        labels = {"__metrics_path__": "/m", "__meta_x": "y", "job": "v"}
+        registry.serve(json.dumps([{"targets": [engine.target], "labels": labels}]), "application/json")
         attachment = attach([f"http_sd:http://{registry.target}/list"])
         (status,) = (await attachment.cycle(1000)).statuses
         assert (status.state, status.target, status.job) == ("fresh", f"http://{engine.target}/m", "v")
