@@ -25,7 +25,7 @@ from probes.promql.answer import to_prometheus_json
 from probes.promql.engine import Engine
 from probes.promql.errors import PromQLError
 from probes.promql.parse import parse
-from probes.series import SeriesStore
+from probes.series import ABSENT, STALE, SeriesStore
 
 pytestmark = [
     pytest.mark.live,
@@ -332,3 +332,67 @@ def _same(mine: str, real: str) -> bool:
     except ValueError:
         return mine == real
     return (math.isnan(a) and math.isnan(b)) or a == b or abs(a - b) <= TOLERANCE * max(abs(a), abs(b))
+
+
+STALENESS = {
+    "gone": "1 2 3 stale _ _ _ _ 4 5",
+    "late": "_ _ _ 7 8x3 _x3",
+    "flaps": "1 stale 2 stale 3 stale 4 stale 5 6",
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gone",
+        "late",
+        "flaps",
+        "count_over_time(gone[2m])",
+        "count_over_time(flaps[3m])",
+        "rate(flaps[4m])",
+        "changes(flaps[5m])",
+        "last_over_time(gone[3m])",
+        "absent(gone)",
+        "max_over_time(flaps[5m:30s])",
+        "gone or flaps",
+        "sum(flaps) + sum(late)",
+        "resets(gone[10m])",
+    ],
+)
+def test_staleness_agrees_with_promtool(text: str, tmp_path: Path) -> None:
+    """Recordings hold no markers; promtool's rule tests do. Our answers are written as its expectations."""
+    store = SeriesStore()
+    for name, cells in STALENESS.items():
+        frame = store.frame(name)
+        frame.load(*_staleness_column(name, cells))
+    engine = Engine(store, mode="2")
+    tests = []
+    for at_s in range(0, 900, 30):
+        value = engine.instant(parse(text), at_s * 1000)
+        rows = to_prometheus_json(value, "instant")["result"]
+        samples = [{"labels": str(Labels.of(r["metric"])), "value": float(r["value"][1])} for r in rows]
+        tests.append({"expr": text, "eval_time": f"{at_s}s", "exp_samples": samples})
+    given = [{"series": name, "values": cells} for name, cells in STALENESS.items()]
+    plan = {
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": given, "promql_expr_test": tests}],
+    }
+    (tmp_path / "staleness.yml").write_text(json.dumps(plan))
+    told = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "staleness.yml")], capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def _staleness_column(name: str, cells: str) -> tuple[Any, list[Labels], Any]:
+    """promtool's notation, one minute a cell: ``_`` is no sample, ``ax3`` is a, and a three times more."""
+    values: list[float] = []
+    for cell in cells.split():
+        what, _, times = cell.partition("x")
+        value = {"_": float(ABSENT), "stale": float(STALE)}.get(what)
+        count = int(times) + (what != "_") if times else 1
+        values += [float(what) if value is None else value] * count
+    made = blank((1, len(values)))
+    for i, value in enumerate(values):
+        made[0, i] = value
+    return np.arange(len(values), dtype=np.int64) * 60_000, [Labels.of(name=name)], made
