@@ -46,9 +46,9 @@ class Page:
 class _Layout:
     """A page seen before: every line up to its last space, and what the line stands for."""
 
-    heads: list[bytes]
-    pick_values: Callable[[list[bytes]], tuple[bytes, ...]]
-    pick_notes: Callable[[list[bytes]], tuple[bytes, ...]]
+    heads: tuple[bytes, ...]
+    pick_values: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
+    pick_notes: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
     notes: tuple[bytes, ...]
     rows: IntArray
     families: Mapping[str, Family]
@@ -90,22 +90,23 @@ class PageParser:
         if len(data) > self._limits.bytes:
             raise ExpositionError(f"the page has {len(data)} bytes, more than the limit of {self._limits.bytes}")
         lines = data.split(b"\n")
-        parts = [line.rpartition(b" ") for line in lines]
-        heads = [part[0] for part in parts]
+        heads, _, tails = zip(*[line.rpartition(b" ") for line in lines], strict=True)
         layout = self._layout
         if layout is not None and layout.openmetrics is openmetrics and heads == layout.heads:
-            page = _by_layout(layout, [part[2] for part in parts])
+            page = _by_layout(layout, tails)
             if page is not None:
                 return page
         try:
             if lines[-1] and not (openmetrics and lines[-1].rstrip() == b"# EOF"):
                 raise _cut(lines)
-            return self._by_line(lines, heads, [part[2] for part in parts], openmetrics)
+            return self._by_line(lines, heads, tails, openmetrics)
         except ExpositionError:
             refuse_foreign(data)
             raise
 
-    def _by_line(self, lines: list[bytes], heads: list[bytes], tails: list[bytes], openmetrics: bool) -> Page:
+    def _by_line(
+        self, lines: list[bytes], heads: tuple[bytes, ...], tails: tuple[bytes, ...], openmetrics: bool
+    ) -> Page:
         got = _Lines()
         metadata = Metadata()
         scale = 1000.0 if openmetrics else 1.0
@@ -175,13 +176,13 @@ def split_series(line: bytes) -> tuple[bytes, bytes]:
     return line[:end], line[end:]
 
 
-def _by_layout(layout: _Layout, tails: list[bytes]) -> Page | None:
+def _by_layout(layout: _Layout, tails: tuple[bytes, ...]) -> Page | None:
     """The page by position alone; None when a comment changed or a value is not a plain number."""
     if layout.pick_notes(tails) != layout.notes:
         return None
     picked = layout.pick_values(tails)
     try:
-        values = np.array([float(tail) for tail in picked])
+        values = np.fromiter(map(float, picked), dtype=np.float64, count=len(picked))
     except ValueError:
         return None
     if b"_" in b" ".join(picked):
@@ -190,8 +191,8 @@ def _by_layout(layout: _Layout, tails: list[bytes]) -> Page | None:
 
 
 def _layout(
-    heads: list[bytes],
-    tails: list[bytes],
+    heads: tuple[bytes, ...],
+    tails: tuple[bytes, ...],
     got: _Lines,
     rows: IntArray,
     families: Mapping[str, Family],
@@ -201,7 +202,7 @@ def _layout(
     return _Layout(heads, _picker(got.at), notes, notes(tails), rows, families, got.duplicates, openmetrics)
 
 
-def _picker(at: list[int]) -> Callable[[list[bytes]], tuple[bytes, ...]]:
+def _picker(at: list[int]) -> Callable[[tuple[bytes, ...]], tuple[bytes, ...]]:
     if len(at) >= 2:
         return itemgetter(*at)
     return lambda tails: tuple(tails[i] for i in at)
