@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from .config import EngineConfig
-from .exposition import Family, LabelPairs, ProcessFacts, engine_families, process_families
+from .exposition import Family, LabelPairs, ProcessFacts, engine_families, merged, process_families
 from .hardware import GPUS, Gpu, GpuModel, Node
 from .recorder import Recorder
 from .scheduler import Engine
@@ -95,14 +95,18 @@ class Pod:
 
 @dataclass
 class Fleet:
-    """Pods, their nodes, and what happens to them. Times are seconds from the first scrape (before it: warm-up)."""
+    """Pods, their nodes, and what happens to them. Times are seconds from the first scrape (before it: warm-up).
+
+    ``pod_labels`` are more target labels than job and instance; ``miss`` is the chance that a scrape of a pod times out.
+    """
 
     epoch: int
     pods: list[Pod]
     nodes: list[Node]
     events: Timers = field(default_factory=Timers)
     warm_s: float = 60.0
-    observers: list[Callable[[float], None]] = field(default_factory=list)
+    pod_labels: LabelPairs = ()
+    miss: tuple[Random, float] | None = None
 
     def warm_up(self) -> None:
         """Run before the first scrape, then age every pod that is up to its ``uptime``."""
@@ -145,15 +149,15 @@ class Fleet:
             for pod in self.pods:
                 if pod.engine is not None:
                     pod.engine.advance(now)
-            for observer in self.observers:
-                observer(now)
         self.events.fire(end)
 
     def _scrape(self, recorder: Recorder, now: float, seconds: float, first: bool) -> None:
         time_ms = round((self.epoch + now) * 1000)
         for pod in self.pods:
-            target: LabelPairs = (("instance", pod.instance), ("job", "vllm"))
+            target = merged(self.pod_labels, ("instance", pod.instance), ("job", "vllm"))
             page = pod.page(now, float(self.epoch), seconds)
+            if self.miss is not None and self.miss[0].random() < self.miss[1]:
+                page = []
             recorder.add([_up(bool(page)), *page], time_ms, target)
             if not first:
                 pod.gpu.observe(pod.engine, seconds)

@@ -9,7 +9,7 @@ from random import Random
 from .config import EngineConfig, StepCost
 from .fleet import Fleet, Pod, make_gpu
 from .hardware import GPUS, Node
-from .workload import Stream
+from .workload import Stream, Wave
 
 MODELS = ("llama-3-8b", "qwen3-14b", "mistral-small", "gemma-3-27b", "phi-4", "granite-8b", "glm-4-9b", "olmo-2-13b")
 PREFIXES = ("chat", "api", "llm", "serve", "infer", "gen", "engine", "worker")
@@ -81,12 +81,20 @@ class Cast:
 
     def fleet(self, pods: list[Pod], warm_s: float = 60.0) -> Fleet:
         nodes = [Node(name, Random(f"{self.seed}/{name}")) for name in dict.fromkeys(pod.gpu.node for pod in pods)]
-        return Fleet(self.epoch, pods, nodes, warm_s=warm_s)
+        fleet = Fleet(self.epoch, pods, nodes, warm_s=warm_s)
+        if self.rng.random() < 0.25:
+            fleet.pod_labels = (("namespace", self.rng.choice(("prod", "serving", "team-a"))),)
+        if self.rng.random() < 0.3:
+            fleet.miss = (Random(f"{self.seed}/miss"), self.rng.uniform(0.002, 0.006))
+        return fleet
 
     def stream_rng(self, pod: Pod, part: str = "") -> Random:
         return Random(f"{self.seed}/{pod.name}/stream/{part}")
 
     def load(self, pod: Pod, stream: Stream) -> Stream:
+        """Add a stream to a pod; its rate swings a little, as all load does."""
+        rng = self.stream_rng(pod, f"wave{len(pod.streams)}")
+        stream.wave = Wave(rng.uniform(0.0, 0.12), rng.uniform(80, 260), rng.uniform(0, 6.28))
         pod.streams.append(stream)
         return stream
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, log, sin, tau
 from random import Random
 from typing import Protocol
 
@@ -112,6 +112,18 @@ class Turns:
     limit: int = 24_000
 
 
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Load is never flat: the rate swings by ``share`` of itself with this period (seconds)."""
+
+    share: float
+    period: float
+    phase: float
+
+    def at(self, now: float) -> float:
+        return 1 + self.share * sin(tau * now / self.period + self.phase)
+
+
 @dataclass
 class Stream:
     """Poisson arrivals at ``rate`` requests a second into whichever engine ``target`` answers with.
@@ -133,6 +145,7 @@ class Stream:
     fetch: bool = False
     on_done: Callable[[float, Request], None] | None = None
     scale: float = 1.0
+    wave: Wave | None = None
     _epoch: int = 0
     _engine: Engine | None = None
 
@@ -151,7 +164,7 @@ class Stream:
         self._plan(now)
 
     def _plan(self, now: float) -> None:
-        rate = self.rate * self.scale / self.bursts
+        rate = self.rate * self.scale / self.bursts * (self.wave.at(now) if self.wave else 1.0)
         if self._engine is None or rate <= 0:
             return
         epoch = self._epoch
