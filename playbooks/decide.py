@@ -113,9 +113,11 @@ def _refutations(
         said = _says(answered, span)
         if said is Answer.UNKNOWN:
             continue
-        sentence = refuter.says or _sentence(answered, span, holds=said is Answer.TRUE)
-        entry = Refutation(refuter.means, refuter.test, sentence)
-        (against if said is Answer.TRUE else ruled_out).append(entry)
+        if said is Answer.TRUE:
+            says = refuter.says or _sentence(answered, span, holds=True)
+            against.append(Refutation(refuter.means, refuter.test, says))
+        else:
+            ruled_out.append(Refutation(refuter.means, refuter.test, _sentence(answered, span, holds=False)))
     return against, ruled_out
 
 
@@ -159,7 +161,7 @@ def _sentence(answered: Answered, span: slice, *, holds: bool) -> str:
     test = answered.test
     value = _typical(answered, span)
     text = fill(test.says, value, test.threshold)
-    return text if holds else f"not so: {text}"
+    return text if holds else f"{text} (it would take {test.op} {test.threshold:g})"
 
 
 def fill(text: str, value: float, threshold: float) -> str:

@@ -150,7 +150,7 @@ def as_text(diagnosis: Diagnosis) -> str:
 
 def _finding_text(number: int, finding: Finding) -> Iterator[str]:
     yield f"{number}. {finding.verdict.value.upper()}  {finding.cause}  on {member_text(finding.member)}"
-    yield f"   {finding.title}{_since(finding)}"
+    yield f"   {finding.title};{_since(finding)}"
     for evidence in finding.evidence:
         yield from _wrap(f"   + {evidence.says}  [{evidence.basis}: {evidence.op} {evidence.threshold:g}]", "     ")
     for refuted in finding.refuted:
