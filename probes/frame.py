@@ -108,6 +108,14 @@ class Frame:
 
     # --- reading --------------------------------------------------------------------------------------------
 
+    def column(self, at: int, rows: Rows) -> Floats:
+        """One column of ``rows``: [len(rows)]."""
+        sealed = self._starts[-1]
+        if at >= sealed:
+            picked: Floats = self._tail[at - sealed].take(rows)
+            return picked
+        return self.window(at, at + 1, rows)[0]
+
     def window(self, low: int, high: int, rows: Rows) -> Floats:
         """Columns ``low`` up to ``high`` of ``rows``, time-major: [high - low, len(rows)]."""
         out: Floats = np.empty((max(0, high - low), rows.size), dtype=np.float64)

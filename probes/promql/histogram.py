@@ -32,16 +32,33 @@ def histogram_quantile(ctx: Context, q: Floats, vector: Vector) -> Vector:
     found = ctx.cache.get(("buckets", vector.labels), lambda: collect(vector.labels))
     shape = (len(found), vector.times.size)
     values, present = np.zeros(shape), np.zeros(shape, dtype=bool)
-    for number, one in enumerate(found):
-        given, held = vector.values[one.rows], vector.present[one.rows]
-        for columns, order in by_count(held):
-            counts = np.take_along_axis(given[:, columns], order, axis=0)
-            values[number, columns] = bucket_quantile(q[columns], one.bounds[order], counts, not ctx.closed)
-            present[number, columns] = True
+    for numbers in _alike(found):
+        rows = np.stack([found[n].rows for n in numbers], axis=1)
+        bounds = np.stack([found[n].bounds for n in numbers], axis=1)
+        given, held = vector.values[rows], vector.present[rows]
+        flat = (rows.shape[0], -1)
+        each = np.broadcast_to(bounds[:, :, None], given.shape).reshape(flat)
+        wanted = np.broadcast_to(q, given.shape[1:]).reshape(-1)
+        out, there = np.zeros(wanted.size), np.zeros(wanted.size, dtype=bool)
+        for columns, order in by_count(held.reshape(flat)):
+            counts = np.take_along_axis(given.reshape(flat)[:, columns], order, axis=0)
+            near = np.take_along_axis(each[:, columns], order, axis=0)
+            out[columns] = bucket_quantile(wanted[columns], near, counts, not ctx.closed)
+            there[columns] = True
+        values[numbers] = out.reshape(given.shape[1:])
+        present[numbers] = there.reshape(given.shape[1:])
     oldest, inputs = None, None
     if vector.oldest is not None and vector.inputs is not None:
         oldest, inputs = _provenance(vector, found)
     return merged(Vector(tuple(one.labels for one in found), vector.times, values, present, oldest, inputs)).pruned()
+
+
+def _alike(found: Sequence[Buckets]) -> list[list[int]]:
+    """Numbers of the histograms, those with equally many buckets together."""
+    sizes: dict[int, list[int]] = {}
+    for number, one in enumerate(found):
+        sizes.setdefault(one.rows.size, []).append(number)
+    return list(sizes.values())
 
 
 def _provenance(

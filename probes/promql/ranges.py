@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from probes.columns import Floats, Times
-from probes.labels import Labels
 from probes.promql.absence import absent_labels, absent_vector
 from probes.promql.ast import Call, Expr, MatrixSelector, Paren, Subquery
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.kernels import kernel_of
-from probes.promql.selectors import grids
+from probes.promql.selectors import grids, joined
 from probes.promql.settle import SAME_LABELS
 from probes.promql.signatures import KEEP_NAME
 from probes.promql.value import Scalar, Vector
@@ -41,19 +40,15 @@ def call_range(ctx: Context, node: Call, times: Times) -> Vector:
     if not found:
         return Vector.empty(times, ctx.track)
     keep = node.func in KEEP_NAME
-    labels = _joined([grid.labels if keep else grid.unnamed for grid in found])
-    values = np.vstack([o.values.T for o in outcomes])
-    present = np.vstack([o.present.T for o in outcomes])
-    oldest = np.vstack([o.newest.T for o in outcomes]) if ctx.track else None
+    labels = joined([grid.labels if keep else grid.unnamed for grid in found])
+    values = np.concatenate([o.values for o in outcomes], axis=1).T
+    present = np.concatenate([o.present for o in outcomes], axis=1).T
+    oldest = np.concatenate([o.newest for o in outcomes], axis=1).T if ctx.track else None
     inputs = tuple(frozenset((name,)) for grid in found for name in grid.labels) if ctx.track else None
     vector = Vector(labels, times, values, present, oldest, inputs).pruned()
     if not ctx.cache.get(("unique", vector.labels), lambda: len(set(vector.labels)) == len(vector.labels)):
         raise PromQLError(SAME_LABELS)
     return vector
-
-
-def _joined(parts: list[tuple[Labels, ...]]) -> tuple[Labels, ...]:
-    return parts[0] if len(parts) == 1 else tuple(name for part in parts for name in part)
 
 
 def _numbers(ctx: Context, expr: Expr, times: Times) -> Floats:

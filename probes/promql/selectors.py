@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from probes.columns import Floats, Mask, Rows, Times, blank, is_absent, is_sample, is_stale
-from probes.frame import Frame
+from probes.columns import ABSENT, Floats, Rows, Times, blank, is_absent, is_sample
+from probes.labels import Labels
 from probes.promql.ast import At, MatrixSelector, Subquery, VectorSelector
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
@@ -30,17 +30,14 @@ def select_instant(ctx: Context, node: VectorSelector, times: Times) -> tuple[Ve
     A staleness marker ends a series; samples exactly ``lookback`` old count in Prometheus 2 only.
     """
     looks = moments(ctx, times, node.offset_ms, node.at)
-    labels, parts = [], []
-    for selection in ctx.store.select(node.all_matchers):
-        values, present, when = _look(ctx, selection, looks)
-        labels.append(selection.labels)
-        parts.append((values, present, when))
-    if not parts:
+    selections = ctx.store.select(node.all_matchers)
+    if not selections:
         return Vector.empty(times, ctx.track), np.empty((0, times.size), dtype=np.int64)
-    names = labels[0] if len(labels) == 1 else tuple(found for some in labels for found in some)
-    values = _stack([p[0] for p in parts])
-    present = np.vstack([p[1] for p in parts])
-    when = np.vstack([p[2] for p in parts])
+    if times.size == 1:
+        names, values, when = _at_once(ctx, selections, int(looks[0]))
+    else:
+        names, values, when = _at_each(ctx, selections, looks)
+    present = is_sample(values)
     inputs = tuple(frozenset((found,)) for found in names) if ctx.track else None
     vector = Vector(names, times, values, present, when if ctx.track else None, inputs)
     alive = present.any(axis=1)
@@ -50,65 +47,100 @@ def select_instant(ctx: Context, node: VectorSelector, times: Times) -> tuple[Ve
     return vector, when
 
 
-def _stack(parts: list[Floats]) -> Floats:
-    return parts[0] if len(parts) == 1 else np.vstack(parts)
+def _window(ctx: Context, axis: Times, look: int) -> tuple[int, int]:
+    """Columns that a lookback from ``look`` reaches: first, and one past the last."""
+    high = int(axis.searchsorted(look, side="right"))
+    low = int(axis.searchsorted(look - ctx.lookback_ms, side="left" if ctx.closed else "right"))
+    return min(low, high), high
 
 
-def _look(ctx: Context, selection: Selection, looks: Times) -> tuple[Floats, Mask, Times]:
-    """Values, presence and sample times [S, K] of one frame's series."""
+def _at_once(ctx: Context, selections: list[Selection], look: int) -> tuple[tuple[Labels, ...], Floats, Times]:
+    """One moment: the newest column of each frame, and a search backwards for the series that it lacks."""
+    parts, moments_ = [], []
+    for selection in selections:
+        axis = selection.frame.times
+        low, high = _window(ctx, axis, look)
+        if high == low:
+            parts.append(blank(selection.rows.size))
+            moments_.append(np.zeros(selection.rows.size, dtype=np.int64))
+            continue
+        values = selection.frame.column(high - 1, selection.rows)
+        when = np.full(values.size, axis[high - 1])
+        missing = np.flatnonzero(is_absent(values))
+        if missing.size:
+            _search(selection, missing, low, high - 1, values, when)
+        parts.append(values)
+        moments_.append(when)
+    names = joined([selection.labels for selection in selections])
+    return names, np.concatenate(parts)[:, None], np.concatenate(moments_)[:, None]
+
+
+def _search(selection: Selection, missing: Rows, low: int, high: int, values: Floats, when: Times) -> None:
+    """Fill ``values`` and ``when`` of the ``missing`` series from columns ``low`` up to ``high``, newest first."""
     axis = selection.frame.times
-    high = np.searchsorted(axis, looks, side="right")
-    low = np.searchsorted(axis, looks - ctx.lookback_ms, side="left" if ctx.closed else "right")
-    low = np.minimum(low, high)
-    if looks.size == 1:
-        values, column = _newest(selection.frame, selection.rows, int(low[0]), int(high[0]))
-        picked, columns = values[:, None], column[:, None]
-    else:
-        picked, columns = _newest_each(selection.frame, selection.rows, low, high)
-    found = columns >= 0
-    present = found & ~is_stale(picked)
-    when = axis[np.maximum(columns, 0)] if axis.size else np.zeros(columns.shape, dtype=np.int64)
-    return picked, present, when
-
-
-def _newest(frame: Frame, rows: Rows, low: int, high: int) -> tuple[Floats, Rows]:
-    """Newest entry of each row in columns ``low`` up to ``high``, and its column (-1 for none), both [S]."""
-    values = blank(rows.size)
-    column = np.full(rows.size, -1, dtype=np.intp)
-    missing = np.arange(rows.size)
-    width = 1
     while missing.size and high > low:
-        start = max(low, high - width)
-        block = frame.window(start, high, rows[missing])
+        start = max(low, high - _LOOK_BLOCK)
+        block = selection.frame.window(start, high, selection.rows[missing])
         held = ~is_absent(block)
         last = block.shape[0] - 1 - held[::-1].argmax(axis=0)
-        some = held.any(axis=0)
-        hit = np.flatnonzero(some)
+        hit = np.flatnonzero(held.any(axis=0))
         values[missing[hit]] = block[last[hit], hit]
-        column[missing[hit]] = start + last[hit]
-        missing = missing[~some]
-        high, width = start, _LOOK_BLOCK
-    return values, column
+        when[missing[hit]] = axis[start + last[hit]]
+        missing = np.delete(missing, hit)
+        high = start
 
 
-def _newest_each(frame: Frame, rows: Rows, low: Rows, high: Rows) -> tuple[Floats, Rows]:
-    """The same for K windows: [S, K]."""
-    first, last = int(low.min()), int(high.max())
-    if last <= first:
-        shape = (rows.size, low.size)
-        return blank(shape), np.full(shape, -1, dtype=np.intp)
-    block = frame.window(first, last, rows)
-    absent = is_absent(block)
-    ends = np.maximum(high - 1 - first, 0)
+def _at_each(ctx: Context, selections: list[Selection], looks: Times) -> tuple[tuple[Labels, ...], Floats, Times]:
+    """K moments: [S, K]."""
+    found = _gathered(selections, int(looks.min()) - ctx.lookback_ms, int(looks.max()))
+    if not found:
+        return (), np.empty((0, looks.size)), np.empty((0, looks.size), dtype=np.int64)
+    picked = [_pick(ctx, grid, looks) for grid in found]
+    names = joined([grid.labels for grid in found])
+    return names, np.vstack([p[0] for p in picked]), np.vstack([p[1] for p in picked])
+
+
+def _pick(ctx: Context, grid: Grid, looks: Times) -> tuple[Floats, Times]:
+    high = np.searchsorted(grid.times, looks, side="right")
+    low = np.searchsorted(grid.times, looks - ctx.lookback_ms, side="left" if ctx.closed else "right")
+    ends = np.maximum(high - 1, 0)
+    absent = is_absent(grid.values)
     if absent.any():
-        numbers = np.arange(last - first)[:, None]
+        numbers = np.arange(grid.times.size)[:, None]
         newest = np.maximum.accumulate(np.where(absent, -1, numbers), axis=0)[ends]
     else:
-        newest = np.broadcast_to(ends[:, None], (low.size, rows.size))
-    valid = (newest >= (low - first)[:, None]) & (high > low)[:, None]
-    values = np.take_along_axis(block, np.where(valid, newest, 0), axis=0)
-    columns = np.where(valid, newest + first, -1)
-    return np.ascontiguousarray(values.T), np.ascontiguousarray(columns.T)
+        newest = np.broadcast_to(ends[:, None], (looks.size, len(grid.labels)))
+    valid = (newest >= low[:, None]) & (high > low)[:, None]
+    column = np.where(valid, newest, 0)
+    values = np.where(valid, np.take_along_axis(grid.values, column, axis=0), ABSENT)
+    return np.ascontiguousarray(values.T), np.ascontiguousarray(grid.times[column].T)
+
+
+def _gathered(selections: list[Selection], start: int, end: int) -> list[Grid]:
+    """Samples from ``start`` to ``end``, both included; frames that were scraped at the same times share a grid."""
+    groups: list[tuple[Times, list[Selection], list[tuple[int, int]]]] = []
+    for selection in selections:
+        axis = selection.frame.times
+        low, high = int(axis.searchsorted(start, side="left")), int(axis.searchsorted(end, side="right"))
+        if high <= low:
+            continue
+        part = axis[low:high]
+        if groups and groups[-1][0].size == part.size and bool((groups[-1][0] == part).all()):
+            groups[-1][1].append(selection)
+            groups[-1][2].append((low, high))
+        else:
+            groups.append((part, [selection], [(low, high)]))
+    found = []
+    for part, some, spans in groups:
+        blocks = [s.frame.window(low, high, s.rows) for s, (low, high) in zip(some, spans, strict=True)]
+        values = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        found.append(Grid(joined([s.labels for s in some]), joined([s.unnamed for s in some]), part, values))
+    return found
+
+
+def joined(parts: list[tuple[Labels, ...]]) -> tuple[Labels, ...]:
+    """Label sets of several frames, one after the other."""
+    return parts[0] if len(parts) == 1 else tuple(name for part in parts for name in part)
 
 
 def grids(ctx: Context, node: MatrixSelector | Subquery, times: Times) -> tuple[list[Grid], Steps]:
@@ -118,15 +150,8 @@ def grids(ctx: Context, node: MatrixSelector | Subquery, times: Times) -> tuple[
     steps = Steps(times, end - node.range_ms, end)
     if isinstance(node, Subquery):
         return _subquery(ctx, node, steps), steps
-    found = []
-    for selection in ctx.store.select(node.selector.all_matchers):
-        axis = selection.frame.times
-        low = int(np.searchsorted(axis, steps.start.min(), side="left"))
-        high = int(np.searchsorted(axis, steps.end.max(), side="right"))
-        if high > low:
-            block = selection.frame.window(low, high, selection.rows)
-            found.append(Grid(selection.labels, selection.unnamed, axis[low:high], block))
-    return found, steps
+    selections = ctx.store.select(node.selector.all_matchers)
+    return _gathered(selections, int(steps.start.min()), int(end.max())), steps
 
 
 def _subquery(ctx: Context, node: Subquery, steps: Steps) -> list[Grid]:
