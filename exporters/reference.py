@@ -23,10 +23,12 @@ GROUPS = {
     "latency": "Latency",
     "transfer": "Transfers between engines",
     "offload": "Offload tiers",
+    "tier": "Tiers kept by somebody else",
     "remote": "Stores beyond the host",
     "source": "Processes and sources",
     "gpu": "GPU",
     "host": "Hosts",
+    "rdma": "RDMA ports",
 }
 
 INTRO = """\

@@ -37,6 +37,12 @@ WORDS = {
     "ops / keys / keys / bytes": None,
     "events": None,
     "info": None,
+    "NAKs": "naks",
+    "bytes/s / id": None,
+    "bytes / ratio": None,
+    "chunks / events": "chunks",
+    "events / keys": None,
+    "events / flag": None,
     "see DCGM": None,
 }
 SCALED = {("%", 0.01): "ratio", ("MiB", 1048576.0): "bytes"}
@@ -59,7 +65,9 @@ def catalogue() -> dict[str, dict[str, object]]:
     path = SHARED / "engine_metrics.json"
     if not path.exists():
         pytest.skip("the engines' metric catalogue (../shared/engine_metrics.json) is not here")
-    return {entry["name"]: entry for entry in json.loads(path.read_text())}
+    entries = json.loads(path.read_text())
+    old = {str(entry["renamed_from"]): entry for entry in entries if entry.get("renamed_from")}
+    return old | {entry["name"]: entry for entry in entries}
 
 
 @cache
