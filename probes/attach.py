@@ -102,9 +102,15 @@ def attach(
     interval = interval_ms or settings.interval_ms or 1000
     store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
     ruleset = rules if rules is not None else RuleSet.load()
-    sources = [_source(target, store, timeout_s, ruleset) for target in wanted]
+    # Live targets first: where a recording holds the same series, what is there now is shown.
+    made = {target.shown: _source(target, store, timeout_s, ruleset) for target in sorted(wanted, key=_recorded)}
+    sources = [made[target.shown] for target in wanted]
     view = View(store, ruleset, mode)
     return Attachment(store, view, Sampler(store, sources, interval), live, settings)
+
+
+def _recorded(target: Target) -> bool:
+    return target.kind == "recording"
 
 
 def _source(target: Target, store: SeriesStore, timeout_s: float, rules: RuleSet) -> Source:

@@ -21,10 +21,14 @@ NO_TIME = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest page that is taken, in bytes and in series (policy: a page of 16 engines has 0.6 MB and 8,000 series)."""
+    """Largest page that is taken, in bytes and in series, and the longest name with labels, in bytes.
+
+    Policy: a page of 16 engines has 0.6 MB and 8,000 series, and vLLM's longest labels 2 kB.
+    """
 
     bytes: int = 64 << 20
     series: int = 500_000
+    labels: int = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class PageParser:
         for at, line in enumerate(lines):
             if line[:1] == b"#":
                 got.notes.append(at)
-                if parse_comment(decode(line, at + 1), metadata, at + 1):
+                if parse_comment(decode(line, at + 1), metadata, at + 1) and openmetrics:
                     got.eof = True
                     if any(rest.strip() for rest in lines[at + 1 :]):
                         raise ExpositionError("text after # EOF", at + 2)
@@ -139,6 +143,8 @@ class PageParser:
             prefix, rest = line[: len(line.decode()[:end].encode())], line.decode()[end:].encode()
             row = self._known.get(prefix)
             if row is None:
+                if len(prefix) > self._limits.labels:
+                    raise ExpositionError(f"a name with labels of {len(prefix)} bytes", at + 1)
                 if len(self._known) >= self._limits.series:
                     raise ExpositionError(f"more than {self._limits.series} series", at + 1)
                 row = self._known[prefix] = self._resolve(labels)

@@ -84,7 +84,8 @@ class TargetFrame:
         if changed is not None:
             own.append(self._row(self._changed))
             given = np.append(given, float(changed))
-        self.frame.append(time_ms, np.concatenate([rows, np.array(extra + own, dtype=np.intp)]), given)
+        if not self.frame.append(time_ms, np.concatenate([rows, np.array(extra + own, dtype=np.intp)]), given):
+            remarks.append("this host's clock went back: the scrape was not kept")
         if page.families is not self._declared:
             self._declared = page.families
             declare(self._store, page.families.values())

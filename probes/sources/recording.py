@@ -8,7 +8,7 @@ from pathlib import Path
 
 from probes.exposition import ExpositionError, Family
 from probes.labels import Labels
-from probes.series import SeriesStore
+from probes.series import Frame, SeriesStore
 from probes.sources.base import SourceStatus
 from probes.sources.blocks import Block, blocks_of
 from probes.sources.info import InfoLabels, info_labels
@@ -112,8 +112,7 @@ class RecordingSource:
             said = "; ".join(filter(None, ("the recording has no samples", found.remark)))
             return replace(status, state="empty", error=said, bytes=found.bytes)
         for block in found.blocks:
-            frame = store.frame(f"{self._target} {block.job} {block.instance}")
-            frame.load(block.times, block.labels, block.values)
+            _frame_for(block, self._target, store).load(block.times, block.labels, block.values)
         declare(store, found.families.values())
         self.span = (found.start_ms, found.end_ms)
         self.step_ms = found.step_ms
@@ -126,3 +125,11 @@ class RecordingSource:
             samples=found.samples,
             bytes=found.bytes,
         )
+
+
+def _frame_for(block: Block, target: str, store: SeriesStore) -> Frame:
+    """The frame that a block goes on from; one of its own where the block overlaps what another file brought."""
+    frame = store.frame(f"recording {block.job} {block.instance}")
+    if len(frame.times) and block.times[0] <= frame.times[-1]:
+        return store.frame(f"{target} {block.job} {block.instance}")
+    return frame

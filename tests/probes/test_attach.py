@@ -53,6 +53,32 @@ async def test_recordings_and_endpoints_mix(tmp_path: Path) -> None:
         await attachment.close()
 
 
+def test_a_recording_goes_on_where_another_ended(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"{n}.om" for n in (1, 2, 3))
+    for path, start in ((first, 0), (second, 50), (third, 60)):
+        path.write_text(
+            "".join(f'm{{job="j",instance="i"}} {t} {t}\n' for t in range(start, start + 50, 5)) + "# EOF\n"
+        )
+    attachment = attach([str(first), str(second)])
+    assert attachment.span() == (0, 95_000)
+    at = (20_000, 90_000)
+    assert [list(value(attachment.view.instant("m", t)).values()) for t in at] == [[20.0], [90.0]]
+    overlapping = attach([str(first), str(second), str(third)])
+    assert [status.state for status in overlapping.statuses] == ["fresh"] * 3
+    assert list(value(overlapping.view.instant("m", 90_000)).values()) == [90.0]
+
+
+async def test_what_is_there_now_is_shown_before_what_was_recorded(tmp_path: Path) -> None:
+    with Endpoint(b"m 7\n") as endpoint:
+        path = tmp_path / "x.om"
+        path.write_text(f'm{{job="kvscope",instance="{endpoint.target}"}} 1 9\n# EOF\n')
+        attachment = attach([str(path), endpoint.target])
+        await attachment.cycle(10_000)
+        assert list(value(attachment.view.instant("m", 10_000)).values()) == [7.0]
+        assert [status.kind for status in attachment.statuses] == ["recording", "http"]
+        await attachment.close()
+
+
 async def test_configuration_sets_labels_and_interval(tmp_path: Path) -> None:
     with Endpoint() as endpoint:
         config = tmp_path / "c.yml"

@@ -278,3 +278,11 @@ def test_limits_of_size_and_series() -> None:
         Reader(Limits(bytes=10)).page("some_metric 1\n")
     with pytest.raises(ExpositionError, match="more than 2 series"):
         Reader(Limits(series=2)).page("a 1\nb 1\nc 1\n")
+    with pytest.raises(ExpositionError, match="labels of 29 bytes"):
+        Reader(Limits(labels=20)).page(f'm{{a="{"x" * 22}"}} 1\n')
+
+
+def test_the_end_mark_is_only_a_comment_in_classic_text() -> None:
+    assert len(Reader().page("a 1\n# EOF\nb 2\n").rows) == 2
+    with pytest.raises(ExpositionError, match="text after # EOF"):
+        Reader().page("a 1\n# EOF\nb 2\n", openmetrics=True)
