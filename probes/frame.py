@@ -113,8 +113,9 @@ class Frame:
         sealed = self._starts[-1]
         if at >= sealed:
             picked: Floats = self._tail[at - sealed].take(rows)
-            return picked
-        return self.window(at, at + 1, rows)[0]
+        else:
+            picked = self.window(at, at + 1, rows)[0]
+        return picked
 
     def window(self, low: int, high: int, rows: Rows) -> Floats:
         """Columns ``low`` up to ``high`` of ``rows``, time-major: [high - low, len(rows)]."""
