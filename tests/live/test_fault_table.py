@@ -31,8 +31,10 @@ pytestmark = pytest.mark.live
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 POOL = "kv:pool_usage_ratio"
-TIMEOUT = "0.4s"
+TIMEOUT = "1s"
 LOOK_S = 1.5  # how long a screen is looked at, and a diagnosis collects
+LONG_S = 3.0  # … where something happens meanwhile
+FIRST = 4  # scrapes before it happens
 Act = Callable[[Endpoint, LivingPage], None]
 
 
@@ -50,8 +52,12 @@ class Fault:
     verdict: str
     diagnose: int
     holds: tuple[str, ...] = ()
-    script: tuple[tuple[float, Act], ...] = field(default=(), compare=False)
+    script: tuple[tuple[float, Act], ...] = field(default=(), compare=False)  # (seconds after the first scrapes, act)
     without: tuple[str, ...] = ()
+
+    @property
+    def look_s(self) -> float:
+        return LONG_S if self.script else LOOK_S
 
 
 def _die(endpoint: Endpoint, page: LivingPage) -> None:
@@ -80,20 +86,20 @@ FAULTS = (
     Fault("body cut short", "truncated", "truncated", "cut off", 4, "none", *NOTHING),
     Fault("last line cut", "cut-line", "truncated", "", 4, "none", *NOTHING),
     Fault("empty page", "empty", "empty", "the page is empty", 4, "none", "unknown", 3),
-    Fault("every value NaN", "nan", "empty", "NaN: no data", 0, "none", "unknown", 3),
-    Fault("every value +Inf", "inf", "fresh", "", 0, "none", "finding", 1, ("source-blind",)),
+    Fault("every value NaN", "nan", "empty", "NaN: no data", 0, "gap", "unknown", 3),
+    Fault("every value +Inf", "inf", "fresh", "", 0, "gap", "finding", 1, ("source-blind",)),
     Fault("no # TYPE lines", "untyped", "fresh", "", 0, "fresh", "healthy", 0),
     Fault(
-        "dies while watched", "ok", "refused", "connection refused", 0, "stale", "unknown", 3, ("outage",),
-        script=((LOOK_S * 0.55, _die),),
+        "dies while watched", "ok", "refused", "connection refused", 0, "gap", "unknown", 3, ("outage",),
+        script=((0.0, _die),),
     ),
     Fault(
         "dies and returns", "ok", "fresh", "", 0, "fresh", "healthy", 0, ("outage",),
-        script=((LOOK_S * 0.3, _die), (LOOK_S * 0.6, _return)),
+        script=((0.0, _die), (0.6, _return)),
     ),
     Fault(
         "restarts: counters fall to 0", "ok", "fresh", "", 0, "fresh", "healthy", 0, ("restart",),
-        script=((LOOK_S * 0.5, _restart),),
+        script=((0.0, _restart),),
     ),
     Fault(
         "the pool's use is not exported", "ok", "fresh", "", 0, "unsupported", "unknown", 3, ("capacity",),
@@ -108,7 +114,7 @@ FAULTS = (
 
 @contextlib.contextmanager
 def provoked(fault: Fault) -> Iterator[Endpoint]:
-    """The endpoint with its fault; what the script does goes by the clock from here on."""
+    """The endpoint with its fault; the script begins after the first scrapes."""
     with Endpoint() as endpoint, LivingPage(endpoint, fault.without) as page:
         endpoint.behave(fault.behaves)
         stop = threading.Event()
@@ -122,6 +128,9 @@ def provoked(fault: Fault) -> Iterator[Endpoint]:
 
 
 def _drive(fault: Fault, endpoint: Endpoint, page: LivingPage, stop: threading.Event) -> None:
+    while fault.script and len(endpoint.requests) < FIRST:
+        if stop.wait(0.02):
+            return
     start = time.monotonic()
     for at, act in fault.script:
         if stop.wait(max(0.0, start + at - time.monotonic())):
@@ -150,12 +159,12 @@ def screen(fault: Fault) -> str:
     async def look(target: str) -> str:
         options = Options(interval_ms=100, label=target)
         app = KvtopApp(
-            lambda made: Monitor(lambda: attach([target], interval_ms=100, timeout_s=0.4), made.post_message, options),
+            lambda made: Monitor(lambda: attach([target], interval_ms=100, timeout_s=1.0), made.post_message, options),
             options,
         )
         async with app.run_test(size=(200, 60)) as pilot:
             await pilot.press("3")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(fault.look_s)
             await pilot.pause()
             strips = app.screen._compositor.render_strips()
             return "\n".join("".join(segment.text for segment in strip) for strip in strips)
@@ -195,14 +204,14 @@ def _why(diagnosis: dict[str, Any]) -> str:
 
 def row(fault: Fault) -> str:
     """Provoke, look three times, assert, and give the table's line."""
-    watch = ["--for", f"{LOOK_S}"] if fault.script else []
+    watch = ["--for", f"{fault.look_s}"] if fault.script else []
     once_code, reading = command(fault, "once", *watch)
     source = reading["sources"][0]
     assert (once_code, source["state"]) == (fault.once, fault.state), source
     assert fault.error in (source["error"] or "")
     assert pool_state(reading) == fault.pool
 
-    code, diagnosis = command(fault, "diagnose", "--for", f"{LOOK_S}")
+    code, diagnosis = command(fault, "diagnose", "--for", f"{fault.look_s}")
     assert (diagnosis["verdict"], code) == (fault.verdict, fault.diagnose), diagnosis
     assert diagnosis["sources"][0]["state"] == fault.state
     why = _why(diagnosis)

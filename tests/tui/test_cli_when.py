@@ -12,6 +12,7 @@ from tui.commands.when import Moment, bind_negative, duration_ms, duration_text,
         ("500ms", 500),
         ("1d", 86_400_000),
         ("2.5", 2_500),
+        ("0.4s", 400),
         ("1w", 604_800_000),
     ],
 )

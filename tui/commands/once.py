@@ -53,7 +53,9 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     from tui.reading import read
     from tui.vocabulary import raw_vocabulary
 
-    panels = (*PANELS, *raw_panels(raw_vocabulary()))
+    # How the scrape went is said of the source; a target that never answered has no readings.
+    raw = {name: entry for name, entry in raw_vocabulary().items() if not name.startswith(("kv:up", "kv:scrape"))}
+    panels = (*PANELS, *raw_panels(raw))
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
     return panels, read(session.view, at_ms, session.window_ms, panels, faults=faults)
 

@@ -10,14 +10,17 @@ from datetime import UTC, datetime
 _UNIT_MS = {"y": 31_536_000_000, "w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 # Prometheus' own order, largest first, each unit at most once.
 _DURATION = re.compile(r"(?:(\d+)y)?(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?")
+_FRACTION = re.compile(r"(\d+\.\d+)(ms|[smhdwy])")
 _NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of ``30s``, ``1h30m``, ``500ms``, or of a plain number of seconds. ``ValueError`` if it is neither,
+    """Milliseconds of ``30s``, ``1h30m``, ``1.5s``, or of a plain number of seconds. ``ValueError`` if it is neither,
     or zero."""
     if _NUMBER.fullmatch(text):
         total = round(float(text) * 1000)
+    elif fraction := _FRACTION.fullmatch(text):
+        total = round(float(fraction[1]) * _UNIT_MS[fraction[2]])
     else:
         match = _DURATION.fullmatch(text)
         if match is None or not text:
