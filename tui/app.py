@@ -48,6 +48,7 @@ class Monitored(Protocol):
 class KvtopApp(App[int]):
     """Keys change the look or move the cursor; a tick brings a snapshot; both end in `_paint`."""
 
+    TITLE = "kvtop"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; overflow: hidden; }

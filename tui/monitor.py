@@ -22,7 +22,7 @@ from tui.options import Options
 from tui.panels import BY_NAME
 from tui.provenance import explain
 from tui.snapshot import Snapshot, SourceView, nothing_yet
-from tui.source_views import faults_of, source_views
+from tui.source_views import Page, faults_of, pages_of, source_views
 
 if TYPE_CHECKING:
     from textual.message import Message
@@ -34,6 +34,7 @@ LEAST_WINDOW_MS = 60_000
 LIVE_SPAN_MS = 300_000
 LONGEST_SPAN_MS = 900_000
 _PLAY_TICK_S = 0.5
+_PAGE_TICKS = 20
 _PATIENCE = 0.4  # share of a tick in which answers are awaited before the screen is drawn without them
 
 
@@ -94,6 +95,7 @@ class Monitor(threading.Thread):
         self._examiner = Examiner(attachment.view, attachment.interval_ms, self.options.playbooks)
         self._observer: Observer | None = None
         self._drawn_at = 0.0
+        self._count, self._pages = 0, dict[str, Page]()
         try:
             await self._ticks()
         finally:
@@ -144,7 +146,10 @@ class Monitor(threading.Thread):
         elapsed_ms = round((now - self._drawn_at) * 1000) if self._drawn_at else 0
         self._drawn_at = now
         seen = self._observer.seen if self._observer else {}
-        sources = source_views(self._attachment, seen, now_ms)
+        if self._count % _PAGE_TICKS == 0:
+            self._pages = pages_of(self._attachment)
+        self._count += 1
+        sources = source_views(self._attachment, seen, self._pages, now_ms)
         span = self._attachment.span()
         if span is None:
             blank = nothing_yet(self.options.interval_ms, self._window_ms, self.options.label)

@@ -50,7 +50,7 @@ def rate(value: float) -> str:
     if value == 0:
         return "0/s"
     if value >= 1:
-        return f"{digits(value)}/s"
+        return scaled(value, "/s")
     return f"{digits(value * 60)}/min" if value * 60 >= 0.1 else f"{digits(value * 3600)}/h"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tui.snapshot import SourceView
@@ -12,17 +14,40 @@ if TYPE_CHECKING:
     from probes.attach import Attachment
     from probes.sources.base import SourceStatus
 
+_OWN = frozenset(("up", "scrape_duration_seconds", "scrape_samples_scraped", "kvscope_scrape_samples_changed"))
+_SUFFIX = re.compile(r"_(bucket|sum|count|total|created)$|_info:.*$")
 _PATIENT = 2.5  # intervals without an answer, after which a slow source counts as silent
 
 
-def source_views(attachment: Attachment, seen: Mapping[str, frozenset[str]], now_ms: int) -> tuple[SourceView, ...]:
-    """Every source; ``seen`` maps a canonical name to the instances that have shown it."""
-    return tuple(_view(status, seen, now_ms, len(attachment.statuses)) for status in attachment.statuses)
+def source_views(
+    attachment: Attachment, seen: Mapping[str, frozenset[str]], pages: Mapping[str, Page], now_ms: int
+) -> tuple[SourceView, ...]:
+    """Every source; ``seen`` maps a canonical name to the instances that have shown it, ``pages`` a target to what
+    its page holds."""
+    return tuple(_view(status, seen, pages.get(status.target), now_ms) for status in attachment.statuses)
 
 
-def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], now_ms: int, count: int) -> SourceView:
-    everyone = frozenset().union(*seen.values()) if seen else frozenset()
-    instances = frozenset((status.instance,)) if status.instance else everyone if count == 1 else frozenset()
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a target's page (or file) holds: how many metric families, and of which instances."""
+
+    families: int
+    instances: frozenset[str]
+
+
+def pages_of(attachment: Attachment) -> dict[str, Page]:
+    """Target to its page, from the series in the store; what the scrape itself adds does not count."""
+    found: dict[str, Page] = {}
+    for source in attachment.sources:
+        frames = [f for f in attachment.store.frames if f"{f.source} ".startswith(f"{source.target} ")]
+        series = [labels for frame in frames for labels in frame.labels if labels.name not in _OWN]
+        families = {_SUFFIX.sub("", labels.name) for labels in series}
+        found[source.target] = Page(len(families), frozenset(labels.get("instance") for labels in series))
+    return found
+
+
+def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page | None, now_ms: int) -> SourceView:
+    instances = page.instances if page and page.instances else frozenset(filter(None, (status.instance,)))
     present = tuple(name for name in vocabulary() if instances & seen.get(name, frozenset()))
     known = bool(seen) and status.last_ok_ms is not None
     return SourceView(
@@ -33,6 +58,7 @@ def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], now_ms: int,
         samples=status.samples if known else None,
         page_bytes=status.bytes if known else None,
         duration_s=status.duration_s if known else None,
+        families=page.families if page and known else None,
         instances=tuple(sorted(instances)),
         present=present if known else (),
         absent=tuple(name for name in vocabulary() if name not in present) if known else (),

@@ -22,7 +22,7 @@ from playbooks.verdict import (
 from probes.labels import Labels
 from tui.cursor import Cursor, Mode
 from tui.panels import BY_NAME, PANELS
-from tui.reading import FLEET, EntityReading, Reading, State, fleet
+from tui.reading import FLEET, EntityReading, Reading, State, fleet, sort_key
 from tui.snapshot import Snapshot, SourceView
 from tui.trail import Key, Trail
 from tui.vocabulary import vocabulary
@@ -262,7 +262,7 @@ def fleet_of(count: int) -> Snapshot:
         row(f"pod-{i}:8000", {**CALM, "kv:pool_usage_ratio": 0.3 + 0.04 * i, "kv:requests_waiting": i % 5})
         for i in range(1, count + 1)
     ]
-    rows.sort(key=lambda r: r.name)
+    rows.sort(key=lambda r: sort_key(r.labels))
     return shot_of(rows, diagnosis=diagnosis(Overall.HEALTHY, core=CORE_FINE))
 
 

@@ -133,7 +133,8 @@ class Canvas:
         self._left = self._top = 0
 
     def area(self, x: int, y: int, width: int, height: int) -> Canvas:
-        """The rectangle as a canvas that shares the cells (cut to this one)."""
+        """The rectangle as a canvas that shares the cells (cut to this one; it begins within it)."""
+        x, y = max(0, x), max(0, y)
         part = object.__new__(Canvas)
         part.width = max(0, min(width, self.width - x))
         part.height = max(0, min(height, self.height - y))

@@ -24,7 +24,7 @@ def nice_top(values: Sequence[float], least: float = 0.0) -> float:
 def area(canvas: Canvas, values: Sequence[float], top: float, style: str = "data", onset: int | None = None) -> None:
     """Fill the canvas with one column a value, from 0 at the bottom to ``top``.
 
-    A column without data stays empty but for a faint dot on the base line: a hole is not a zero. A value of 0 draws
+    A column without data stays empty (but for a faint dot on the base line): a hole is not a zero. A value of 0 draws
     the lowest eighth. Higher lines are brighter. ``onset`` marks a column.
     """
     levels = canvas.glyphs.blocks
@@ -32,7 +32,7 @@ def area(canvas: Canvas, values: Sequence[float], top: float, style: str = "data
     shades = [shade(style, row, canvas.height) for row in range(canvas.height)]
     for x, value in enumerate(values[: canvas.width]):
         if math.isnan(value):
-            canvas.put(x, canvas.height - 1, "." if canvas.glyphs.ascii else "·", "faint")
+            canvas.put(x, canvas.height - 1, " " if canvas.glyphs.ascii else "·", "faint")
             height = 0
         else:
             height = max(1, min(steps, round(value / top * steps)))

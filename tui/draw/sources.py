@@ -45,13 +45,18 @@ def _list(canvas: Canvas, sources: Sequence[SourceView], index: int) -> None:
         canvas.put(0, y, " " * canvas.width, base)
         sign, style = sign_of(source, canvas.glyphs)
         canvas.put(1, y, sign, base if chosen else style)
-        canvas.put(3, y, source.target, base, width=name_width - 1)
+        canvas.put(3, y, _ending(source.target, name_width - 1, canvas.glyphs), base)
         canvas.put(3 + name_width, y, source.state, base if chosen else style, width=13)
         x = 16 + name_width
         for (head, width), text in zip(columns, _cells(source, canvas.glyphs.none), strict=False):
             x += width + 1
             canvas.right(x - 1, y, text, base if chosen or head != "AGE" else "muted")
         canvas.hit(f"app.pick({first + y - 1})", 0, y)
+
+
+def _ending(target: str, width: int, glyphs: Glyphs) -> str:
+    """A target cut at its beginning: its end tells it from its neighbours."""
+    return target if len(target) <= width else glyphs.ellipsis + target[len(target) - width + 1 :]
 
 
 def _fitting(width: int) -> list[tuple[str, int]]:

@@ -88,21 +88,20 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     """Head, fleet, engines; scrolled so that the selected row is seen, with a word on what is hidden."""
     if canvas.height < 2:
         return
-    lines = table_rows(shot, look)
+    lines, silent = table_rows(shot, look), _silent(shot)
     name_width = name_room(canvas.width, shot)
     columns = fitting(canvas.width, name_width, shot)
-    silent = _silent(shot)
-    room = canvas.height - 1
-    total = len(lines) + len(silent)
-    _head(canvas, columns, name_width, look, scrolled=total > room)
+    pinned = 1 if len(shot.rows) > 1 else 0
     index = next((i for i, row in enumerate(lines) if row.key is look.entity), 0)
-    first = max(0, min(index - room // 2, total - room)) if total > room else 0
-    for y in range(min(room, total - first)):
-        place = first + y
+    room, total = canvas.height - 1 - pinned, len(lines) + len(silent) - pinned
+    first = max(0, min(index - pinned - room // 2, total - room))
+    _head(canvas, columns, name_width, look, scrolled=total > room)
+    places = [*range(pinned), *range(first + pinned, min(first + room, total) + pinned)]
+    for y, place in enumerate(places, start=1):
         if place < len(lines):
-            _row(canvas, y + 1, lines[place], columns, name_width, shot, look, chosen=place == index)
+            _row(canvas, y, lines[place], columns, name_width, shot, look, chosen=place == index)
         else:
-            _silent_row(canvas, y + 1, silent[place - len(lines)])
+            _silent_row(canvas, y, silent[place - len(lines)])
     if total > room:
         hidden = f" {first} {canvas.glyphs.up} {total - room - first} {canvas.glyphs.down} "
         canvas.right(canvas.width, 0, hidden, "onset")

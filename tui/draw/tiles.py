@@ -155,7 +155,7 @@ def _beside(tile: Tile, who: EntityReading, none: str) -> list[str]:
     for word, name in tile.also:
         reading = who.values.get(name)
         if reading is not None and reading.value is not None:
-            found.append(f"{word} {text_of(reading.value, BY_NAME[name].unit)}".replace(" ", "\u00a0"))
+            found.append(f"{word} {text_of(reading.value, BY_NAME[name].unit)}")
     return found
 
 
