@@ -38,9 +38,9 @@ class Ruling:
 
 def rule(playbook: Playbook, pattern: Pattern, member: Member, bench: Bench, finer: Bench) -> Ruling:
     """Decide one pattern for one member. ``finer`` is the same window with short ranges, for the onset."""
-    required = [bench.answer(playbook.tests[name], member) for name in pattern.requires]
     steps = len(bench.grid.times)
     need = hold_steps(pattern.hold_ms, bench.grid.step_ms, steps)
+    required = _required(playbook, pattern, member, bench, need)
     both = conjunction([a.answers for a in required])
     held = trailing(both, need)
     over = None
@@ -69,6 +69,16 @@ def rule(playbook: Playbook, pattern: Pattern, member: Member, bench: Bench, fin
         onset_ms=onset,
         ended_ms=None if over is None or over.present else int(bench.grid.times[over.last]),
     )
+
+
+def _required(playbook: Playbook, pattern: Pattern, member: Member, bench: Bench, need: int) -> list[Answered]:
+    """The required tests up to the first that says no: on a healthy engine most questions need not be asked."""
+    found: list[Answered] = []
+    for name in pattern.requires:
+        found.append(bench.answer(playbook.tests[name], member))
+        if not pattern.past and trailing(found[-1].answers, need) is Answer.FALSE:
+            break
+    return found
 
 
 def _not_held(

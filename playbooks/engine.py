@@ -40,6 +40,8 @@ ENGINE_SIGNALS = (
     "kv:requests_finished_total",
 )
 GPU_SIGNALS = ("kv:gpu_utilization_ratio", "kv:gpu_engine_active_ratio", "kv:gpu_memory_used_bytes")
+DEVICE_SIGNALS = ("kv:rdma_port_state", "kv:rdma_transmit_bytes_total")
+TIER_SIGNALS = ("kv:tier_lookup_tokens_total", "kv:tier_usage_bytes", "kv:tier_usage_ratio")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ def diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules 
 
 
 def find_members(bench: Bench) -> dict[str, list[Member]]:
-    """Members of each scope that this window shows."""
+    """Members of each scope that this window shows.
+
+    A ``target`` is an engine's page, an ``exporter`` any other, an ``endpoint`` either; a ``device`` is an RDMA device.
+    """
     times = len(bench.grid.times)
     recent = max(1, min(times, bench.grid.window_ms // bench.grid.step_ms))
     ever = [f"last_over_time({name}[$span])" for name in ENGINE_SIGNALS]
@@ -95,11 +100,14 @@ def find_members(bench: Bench) -> dict[str, list[Member]]:
     targets = bench.members(ever, SCOPES["target"])
     hosts = {m.get("instance") for m in targets}
     every = bench.members(["kv:up"], SCOPES["exporter"])
+    tiers = bench.members(TIER_SIGNALS, SCOPES["endpoint"])
     return {
         "engine": engines,
         "target": targets,
         "exporter": [m for m in every if m.get("instance") not in hosts],
+        "endpoint": sorted({m.only(SCOPES["endpoint"]) for m in (*every, *targets, *tiers)}, key=str),
         "gpu": [m for m in bench.members(GPU_SIGNALS, SCOPES["gpu"]) if m.get("gpu")],
+        "device": [m for m in bench.members(DEVICE_SIGNALS, SCOPES["device"]) if m.get("device")],
         "model": bench.members(ENGINE_SIGNALS[:3], SCOPES["model"], trailing=recent),
         "fleet": [Member.of()],
     }

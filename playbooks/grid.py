@@ -17,7 +17,8 @@ class Grid:
 
     ``interval_ms`` is the scrape interval. ``$window`` is four intervals and at least a minute, but never more than
     the data that there is. ``against_ms`` shifts the baseline back in time; without it the baseline is the first
-    quarter of the window, when the window is long enough to have an earlier part.
+    quarter of the window, when the window is long enough to have an earlier part. ``max_steps`` bounds the work: a
+    screen that asks again every few seconds needs fewer steps than a report.
     """
 
     start_ms: int
@@ -25,6 +26,7 @@ class Grid:
     interval_ms: int
     against_ms: int | None = None
     range_ms: int | None = None
+    max_steps: int = MAX_STEPS
 
     @property
     def window_ms(self) -> int:
@@ -35,7 +37,7 @@ class Grid:
     @property
     def step_ms(self) -> int:
         usable = max(0, self.end_ms - self.first_ms)
-        coarse = -(-usable // MAX_STEPS)
+        coarse = -(-usable // self.max_steps)
         return max(self.interval_ms, -(-coarse // self.interval_ms) * self.interval_ms)
 
     @property

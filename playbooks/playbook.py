@@ -16,7 +16,9 @@ SCOPES: Mapping[str, tuple[str, ...]] = {
     "engine": ("instance", "engine"),
     "target": ("instance",),
     "exporter": ("instance", "job"),
+    "endpoint": ("instance",),
     "gpu": ("instance", "gpu"),
+    "device": ("instance", "device"),
     "model": ("model_name",),
     "fleet": (),
 }

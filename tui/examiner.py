@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EVERY_S = 5.0
 LEAST_SAMPLES = 5
 LOOK_BACK_MS = 900_000
+STEPS = 24  # a report takes more; a screen asks again in seconds
 _SHARE = 0.04  # of one core's time, for what the screen repeats unasked
 
 
@@ -50,7 +51,7 @@ class Examiner:
         began = time.monotonic()
         if self._playbooks is None:
             self._playbooks = load_playbooks([self._folder] if self._folder else ())
-        grid = Grid(max(start_ms, at_ms - LOOK_BACK_MS), at_ms, self._interval_ms)
+        grid = Grid(max(start_ms, at_ms - LOOK_BACK_MS), at_ms, self._interval_ms, max_steps=STEPS)
         try:
             self.diagnosis = diagnose(self._view, Case(grid, tuple(sources)), self._playbooks, self._view.rules)
             self.trouble = ""
