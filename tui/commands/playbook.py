@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tui.commands import EXIT_OK, EXIT_USAGE, CommandError
@@ -23,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "list   every cause with its title\n"
         "show   a runbook as the on-call engineer reads it\n"
         "lint   check playbooks: file, line and what to do; exit 2 if any is refused\n"
-        "test   run the fixtures of playbooks (hit, look-alike, missing signal); exit 2 if any fails"
+        "test   play the fixtures of playbooks in the simulator (hit, look-alike, missing signal; minutes for all);\n"
+        "       exit 2 if any fails"
     )
 
 
@@ -54,13 +56,7 @@ def _show(args: argparse.Namespace) -> int:
     if not args.causes:
         raise CommandError("playbook show: which cause? `kvtop playbook list` lists them")
     known = {one.id: one for one in load_playbooks(args.playbooks)}
-    for cause in args.causes:
-        if cause not in known:
-            import difflib
-
-            near = difflib.get_close_matches(cause, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`kvtop playbook list` lists them"
-            raise CommandError(f"playbook show: there is no cause {cause!r}; {hint}")
+    _known(args.causes, known, "show")
     if args.json:
         from dataclasses import asdict
 
@@ -90,4 +86,25 @@ def _lint(args: argparse.Namespace) -> int:
 
 
 def _test(args: argparse.Namespace) -> int:
-    raise CommandError("playbook test: not there yet")
+    from playbooks.playbook import load_playbooks
+    from playbooks.rehearse import rehearse
+
+    playbooks = load_playbooks(args.playbooks)
+    _known(args.causes, {one.id for one in playbooks}, "test")
+    failed = played = 0
+    for rehearsal in rehearse(playbooks, args.causes):
+        print(rehearsal, flush=True)
+        played += 1
+        failed += not rehearsal.passed
+    print(f"{played} fixtures played, {failed} failed")
+    return EXIT_USAGE if failed else EXIT_OK
+
+
+def _known(causes: Iterable[str], known: Iterable[str], action: str) -> None:
+    for cause in causes:
+        if cause not in known:
+            import difflib
+
+            near = difflib.get_close_matches(cause, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`kvtop playbook list` lists them"
+            raise CommandError(f"playbook {action}: there is no cause {cause!r}; {hint}")
