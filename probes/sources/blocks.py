@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from probes.sources.info import InfoLabels
 
 CHANGED = "kvscope_scrape_samples_changed"
 _SYNTHETIC = ("up", "scrape_", "kvscope_")
+MAX_CELLS = 50_000_000
+"""Largest block, series times columns (400 MB); series that come and go make it much larger than its samples."""
 _JITTER = 0.99  # a sample up to 1 % of its step early is not yet missing
 
 
@@ -25,6 +27,8 @@ class Block:
     labels: list[Labels]
     times: Times
     values: Floats
+    dropped: int = 0
+    """Samples left out because the block would have been too large; the newest columns stay."""
 
     @property
     def step_ms(self) -> int:
@@ -54,9 +58,17 @@ def blocks_of(
         mine = order[bounds[g] : bounds[g + 1]]
         if not len(mine):
             continue
-        rows = place[series[mine]]
-        times, grid = _grid(len(members), rows, stamps[mine], values[mine])
-        yield _complete(job, instance, [named[at] for at in members], times, grid, info)
+        held = mine[stamps[mine] >= _start(len(members), stamps[mine])]
+        used, rows = np.unique(place[series[held]], return_inverse=True)
+        times, grid = _grid(len(used), rows, stamps[held], values[held])
+        block = _complete(job, instance, [named[members[at]] for at in used], times, grid, info)
+        yield replace(block, dropped=len(mine) - len(held))
+
+
+def _start(count: int, times: Times) -> int:
+    """The oldest time at which ``count`` series still fit into ``MAX_CELLS``."""
+    axis = np.unique(times)
+    return int(axis[-min(len(axis), max(1, MAX_CELLS // count))])
 
 
 def _grid(count: int, rows: Times, times: Times, values: Floats) -> tuple[Times, Floats]:

@@ -16,7 +16,7 @@ from probes.sources.ingest import declare
 from probes.sources.openmetrics import Samples, read_samples
 
 JOB = "recording"
-LOAD_CAP = 20_000_000
+LOAD_CAP = 10_000_000
 """Samples of one file that are held while it is read (24 bytes each); the newest stay (policy)."""
 
 
@@ -52,16 +52,18 @@ def load(path: Path, *, cap: int = LOAD_CAP, info: InfoLabels | None = None) -> 
     named = [_with_target(labels, stem) for labels in samples.labels]
     found = blocks_of(named, samples.series, samples.times, samples.values, info or info_labels())
     blocks = tuple(found)
-    return Recording(path, blocks, samples.families, len(samples.series), samples.bytes, _remark(samples))
+    dropped = samples.dropped + sum(block.dropped for block in blocks)
+    count = len(samples.series) - sum(block.dropped for block in blocks)
+    return Recording(path, blocks, samples.families, count, samples.bytes, _remark(samples, dropped))
 
 
-def _remark(samples: Samples) -> str:
+def _remark(samples: Samples, dropped: int) -> str:
     said = []
     if not samples.closed:
         tail = ", its last line was cut off and left out" if samples.cut else ""
         said.append(f"unclosed recording: no # EOF{tail}")
-    if samples.dropped:
-        said.append(f"too long to hold: the oldest {samples.dropped} samples were left out")
+    if dropped:
+        said.append(f"too long to hold: the oldest {dropped} samples were left out")
     return "; ".join(said)
 
 

@@ -175,6 +175,17 @@ def test_a_file_beyond_the_cap_keeps_its_newest_part(tmp_path: Path) -> None:
     assert all(np.isfinite(values[name]).all() for name in "d")
 
 
+def test_series_that_come_and_go_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.sources.blocks.MAX_CELLS", 1000)
+    found = recorded(tmp_path, "".join(f"m{target(n=str(t))} {t} {t}\n" for t in range(200)) + "# EOF\n")
+    block = found.blocks[0]
+    assert (block.times.tolist(), len([one for one in block.labels if one.name == "m"])) == (
+        [195_000, 196_000, 197_000, 198_000, 199_000],
+        5,
+    )
+    assert (found.samples, "the oldest 195 samples" in found.remark) == (5, True)
+
+
 @pytest.mark.skipif(not CASES, reason="no ../shared/cases here")
 def test_every_case_bundle_loads() -> None:
     for path in CASES:
