@@ -15,6 +15,7 @@ from types import TracebackType
 import numpy as np
 
 from probes.columns import is_sample
+from probes.exposition import ExpositionError
 from probes.labels import Labels
 from probes.openmetrics import FamilyNames, series_text, type_line
 from probes.reorder import reorder
@@ -113,10 +114,12 @@ def repair(path: Path) -> int:
     """Put a recording in OpenMetrics order and end it, so that promtool takes it; the answer counts its samples.
 
     A last line that was cut is left out. The file is replaced only when the new one is whole. Raises
-    ``RecordingError``; ``ExpositionError`` for a file that is no recording.
+    ``RecordingError``, also for a file that is no recording; the file is then as it was.
     """
     try:
         return reorder(path)
+    except ExpositionError as error:
+        raise RecordingError(f"{path}: cannot be mended: {error}") from None
     except OSError as error:
         raise RecordingError(f"{path}: cannot be mended: {(error.strerror or str(error)).lower()}") from None
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, Summary
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from probes.exposition import ExpositionError, Limits, Page, PageParser
@@ -70,6 +73,28 @@ def test_real_page_reads_as_prometheus_client_reads_it(path: Path) -> None:
     assert same(reader.read(text), expected)
     assert same(reader.read(text), expected), "the second time, by layout"
     assert len(expected) > 100
+
+
+def test_openmetrics_of_a_real_registry_reads_as_the_registry_says() -> None:
+    registry = CollectorRegistry()
+    Counter("work", "Work \\ done\n.", ["kind"], registry=registry).labels('a"}\\\n # {').inc(
+        2.5, exemplar={"trace_id": "}x"}
+    )
+    Histogram("wait_seconds", "Waited", unit="seconds", registry=registry).observe(0.3, exemplar={"a": "b # c"})
+    Summary("size", "Size", registry=registry).observe(4)
+    Gauge("depth", "Depth", registry=registry).set(math.nan)
+    Info("build", "Build", registry=registry).info({"version": "1 2"})
+    Enum("mode", "Mode", states=["x", "y"], registry=registry).state("y")
+    text = openmetrics.generate_latest(registry)
+    expected = {
+        Labels.of(sample.labels, name=sample.name): sample.value
+        for family in openmetrics_families(text.decode())
+        for sample in family.samples
+    }
+    reader = Reader()
+    for _ in range(2):
+        assert same(reader.read(text, openmetrics=True), expected)
+    assert len(expected) > 20
 
 
 label_names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True).filter(lambda name: name[:2] != "__")

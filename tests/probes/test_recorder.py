@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from probes.attach import Attachment, attach
-from probes.exposition import ExpositionError
 from probes.labels import Labels
 from probes.openmetrics import FamilyNames, WrittenFamily, series_text
 from probes.recorder import Recorder, RecordingError, repair, stamp_text, value_text
@@ -183,7 +182,7 @@ def _recording(tmp_path: Path) -> str:
 def test_what_is_no_recording_is_not_mended_but_left(tmp_path: Path, body: bytes, words: str) -> None:
     path = tmp_path / "x.om"
     path.write_bytes(body)
-    with pytest.raises(ExpositionError, match=words):
+    with pytest.raises(RecordingError, match=words):
         repair(path)
     assert path.read_bytes() == body
     with pytest.raises(RecordingError, match="cannot be mended"):
