@@ -147,12 +147,12 @@ def _quantile(ctx: Context, node: Call, times: Times) -> Value:
 
 def _replace(ctx: Context, node: Call, times: Times) -> Value:
     target, replacement, source, pattern = (_text(arg) for arg in node.args[1:])
-    return label_replace(_vector(ctx, node.args[0], times), target, replacement, source, pattern)
+    return label_replace(ctx, _vector(ctx, node.args[0], times), target, replacement, source, pattern)
 
 
 def _join(ctx: Context, node: Call, times: Times) -> Value:
     target, separator, *sources = (_text(arg) for arg in node.args[1:])
-    return label_join(_vector(ctx, node.args[0], times), target, separator, tuple(sources))
+    return label_join(ctx, _vector(ctx, node.args[0], times), target, separator, tuple(sources))
 
 
 _CALLS: dict[str, Callable[[Context, Call, Times], Value]] = {

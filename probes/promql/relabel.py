@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from probes.labels import Labels
+from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.settle import merged, relabelled
 from probes.promql.value import Vector
 
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _REFERENCE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))", re.ASCII)
 
 
-def label_replace(vector: Vector, target: str, replacement: str, source: str, pattern: str) -> Vector:
+def label_replace(ctx: Context, vector: Vector, target: str, replacement: str, source: str, pattern: str) -> Vector:
     """Set ``target`` to ``replacement`` ($1, ${name}) where the whole of ``source`` matches ``pattern``."""
     try:
         matcher = re.compile(pattern, re.DOTALL)
@@ -26,7 +27,7 @@ def label_replace(vector: Vector, target: str, replacement: str, source: str, pa
         hit = matcher.fullmatch(labels.get(source))
         return labels if hit is None else labels.replace(**{target: expand(replacement, hit)})
 
-    return _each(vector, change)
+    return _each(ctx, vector, ("replace", target, replacement, source, pattern), change)
 
 
 def expand(template: str, hit: re.Match[str]) -> str:
@@ -44,16 +45,28 @@ def expand(template: str, hit: re.Match[str]) -> str:
     return _REFERENCE.sub(one, template)
 
 
-def label_join(vector: Vector, target: str, separator: str, sources: tuple[str, ...]) -> Vector:
+def label_join(ctx: Context, vector: Vector, target: str, separator: str, sources: tuple[str, ...]) -> Vector:
     """Set ``target`` to the values of ``sources`` joined by ``separator``."""
     _check(target, "label_join")
-    return _each(vector, lambda labels: labels.replace(**{target: separator.join(labels.get(s) for s in sources)}))
+
+    def change(labels: Labels) -> Labels:
+        return labels.replace(**{target: separator.join(labels.get(s) for s in sources)})
+
+    return _each(ctx, vector, ("join", target, separator, *sources), change)
 
 
 def _check(name: str, function: str) -> None:
-    if _LABEL.match(name) is None:
+    if LABEL_NAME.match(name) is None:
         raise PromQLError(f"invalid destination label name in {function}(): {name}")
 
 
-def _each(vector: Vector, change: Callable[[Labels], Labels]) -> Vector:
-    return merged(relabelled(vector, tuple(change(found) for found in vector.labels)))
+def _each(ctx: Context, vector: Vector, what: tuple[str, ...], change: Callable[[Labels], Labels]) -> Vector:
+    """Rewrite the labels of every row; ``what`` names the change, which is made once for the same label sets."""
+    labels, unique = ctx.cache.get(("relabel", what, vector.labels), lambda: _rewrite(vector.labels, change))
+    made = relabelled(vector, labels)
+    return made if unique else merged(made)
+
+
+def _rewrite(labels: Sequence[Labels], change: Callable[[Labels], Labels]) -> tuple[tuple[Labels, ...], bool]:
+    changed = tuple(change(found) for found in labels)
+    return changed, len(set(changed)) == len(changed)
