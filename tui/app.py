@@ -119,7 +119,6 @@ class KvtopApp(App[int]):
 
     def on_ticked(self, message: Ticked) -> None:
         self.scene.shot = message.shot
-        self.scene.pages = message.shot.pages or self.scene.pages
         self.scene.flash = ""
         self._paint()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tui.draw import findings, keys, overview, popup, sources, verdict
@@ -28,14 +27,13 @@ class Scene:
     origin: Provenance | None = None
     prompt: str | None = None
     flash: str = ""
-    pages: Mapping[str, str] = field(default_factory=dict)
 
     def top(self, canvas: Canvas) -> None:
         verdict.draw(canvas, self.shot, self.look.screen)
 
     def body(self, canvas: Canvas) -> None:
         if self.look.screen == "findings":
-            findings.draw(canvas, self.shot, self.look, lambda cause: self.pages.get(cause, ""))
+            findings.draw(canvas, self.shot, self.look, lambda cause: self.shot.pages.get(cause, ""))
         elif self.look.screen == "sources":
             sources.draw(canvas, self.shot, self.look)
         else:

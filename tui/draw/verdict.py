@@ -79,15 +79,24 @@ def banner(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str]:
         first = diagnosis.findings[0]
         style = "banner_warn" if first.verdict is Verdict.SUSPECTED else "banner_bad"
         return style, f"{glyphs.bad} {_count(len(diagnosis.findings), 'finding')}: {headline(first)}"
-    return "banner_unknown", f"{glyphs.unknown} cannot tell: {doubt(diagnosis)}"
+    return "banner_unknown", f"{glyphs.unknown} cannot tell: {silence(shot) or doubt(diagnosis)}"
 
 
 def waiting(shot: Snapshot) -> str:
     """What is being waited for, before the first diagnosis."""
-    broken = [source for source in shot.sources if not source.ok and source.error]
+    broken = silence(shot)
     if broken:
-        return f"no verdict yet: {broken[0].target}: {broken[0].error}"
+        return f"no verdict yet: {broken}"
     return "collecting: the first verdict needs a few samples" if shot.sources else "connecting"
+
+
+def silence(shot: Snapshot) -> str:
+    """The first source's fault in words when not one of them answers; else nothing."""
+    if not shot.sources or any(source.ok for source in shot.sources):
+        return ""
+    first = shot.sources[0]
+    more = f" (and {len(shot.sources) - 1} more targets)" if len(shot.sources) > 1 else ""
+    return f"{first.target}: {first.state}{': ' + first.error if first.error else ''}{more}"
 
 
 def headline(finding: Finding) -> str:
@@ -132,7 +141,7 @@ def because(shot: Snapshot) -> str:
         first = diagnosis.findings[0]
         evidence = "; ".join(item.says for item in first.evidence if item.says)
         return f"{first.verdict.value}: {evidence or first.summary or first.title}"
-    said = [check.says or check.name for check in diagnosis.core if check.bad is not False]
+    said = [check.says or f"{check.name} undecided" for check in diagnosis.core if check.bad is not False]
     if said:
         return "; ".join(said)
     return ", ".join(check.says or f"{check.name} fine" for check in diagnosis.core) or shot.label
