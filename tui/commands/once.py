@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tui.commands import EXIT_NOTHING, EXIT_OK
 from tui.commands.errors import plain_errors
@@ -11,8 +11,11 @@ from tui.commands.session import Session, add_target_arguments, attached, collec
 from tui.commands.when import duration_option, moment_option
 
 if TYPE_CHECKING:
+    from probes.rules import RuleSet
     from tui.panels import Panel
     from tui.reading import EntityReading
+
+_OF_THE_SCRAPE = ("kv:up", "kv:scrape")  # said of the source; a target that never answered has no readings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,15 +52,18 @@ def run(args: argparse.Namespace) -> int:
 
 def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[EntityReading]]:
     """Every panel of every entity, and the raw gauges and counters beside them."""
+    from tui.commands.seen import seen
     from tui.panels import PANELS, raw_panels
     from tui.reading import read
     from tui.vocabulary import raw_vocabulary
 
-    # How the scrape went is said of the source; a target that never answered has no readings.
-    raw = {name: entry for name, entry in raw_vocabulary().items() if not name.startswith(("kv:up", "kv:scrape"))}
-    panels = (*PANELS, *raw_panels(raw))
+    vocabulary = {name: entry for name, entry in raw_vocabulary().items() if not name.startswith(_OF_THE_SCRAPE)}
+    needs = [need for panel in PANELS for need in panel.needs]
+    known = seen(session.attachment.store, cast("RuleSet", session.view.rules), [*needs, *vocabulary], at_ms)
+    raw = raw_panels({name: entry for name, entry in vocabulary.items() if known[name]})
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
-    return panels, read(session.view, at_ms, session.window_ms, panels, faults=faults)
+    panels = (*PANELS, *raw)
+    return panels, read(session.view, at_ms, session.window_ms, panels, faults=faults, seen=known)
 
 
 def source_json(session: Session, at: int) -> dict[str, object]:
