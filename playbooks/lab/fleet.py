@@ -97,7 +97,7 @@ class Pod:
 class Fleet:
     """Pods, their nodes, and what happens to them. Times are seconds from the first scrape (before it: warm-up).
 
-    ``pod_labels`` are more target labels than job and instance; ``miss`` is the chance that a scrape of a pod times out.
+    ``pod_labels`` are more target labels than job and instance; ``miss`` is the chance that a scrape of a pod fails.
     """
 
     epoch: int

@@ -21,11 +21,12 @@ DEMO_FAMILIES = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "http_requests", "process_cpu_seconds",
     "process_resident_memory_bytes", "process_start_time_seconds", "up", "vllm:cache_config_info",
     "vllm:generation_tokens", "vllm:inter_token_latency_seconds", "vllm:kv_block_idle_before_evict_seconds",
-    "vllm:kv_block_reuse_gap_seconds", "vllm:kv_cache_usage_perc", "vllm:num_preemptions", "vllm:num_requests_running", "vllm:num_requests_waiting",
-    "vllm:num_requests_waiting_by_reason", "vllm:prefix_cache_hits", "vllm:prefix_cache_queries",
-    "vllm:prompt_tokens", "vllm:prompt_tokens_by_source", "vllm:request_generation_tokens",
-    "vllm:request_num_preemptions", "vllm:request_prefill_kv_computed_tokens", "vllm:request_prompt_tokens",
-    "vllm:request_queue_time_seconds", "vllm:request_success", "vllm:time_to_first_token_seconds",
+    "vllm:kv_block_reuse_gap_seconds", "vllm:kv_cache_usage_perc", "vllm:num_preemptions",
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason",
+    "vllm:prefix_cache_hits", "vllm:prefix_cache_queries", "vllm:prompt_tokens", "vllm:prompt_tokens_by_source",
+    "vllm:request_generation_tokens", "vllm:request_num_preemptions", "vllm:request_prefill_kv_computed_tokens",
+    "vllm:request_prompt_tokens", "vllm:request_queue_time_seconds", "vllm:request_success",
+    "vllm:time_to_first_token_seconds",
 )  # fmt: skip
 
 

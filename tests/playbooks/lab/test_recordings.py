@@ -7,12 +7,14 @@ import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from playbooks.lab import scenes_demo
 from playbooks.lab.compose import compose, main
-from playbooks.lab.scenarios import scenario_names
+from playbooks.lab.fleet import Fleet
+from playbooks.lab.scenarios import build, scenario_names
 from playbooks.lab.shelf import Shelf
 from playbooks.lab.trim import families
 
@@ -135,6 +137,29 @@ def test_an_idle_fleet_has_a_past_but_no_present(shelf: Shelf) -> None:
     values = {float(line.rsplit(" ", 2)[1]) for line in lines if line[0] != "#"}
     assert len(values) == 2
     assert min(values) > 10_000
+
+
+def _fleet(seed: int) -> Fleet:
+    return build("healthy-steady", seed).fleet
+
+
+def test_some_seeds_miss_a_scrape_and_only_up_says_so() -> None:
+    fleet = _fleet(0)
+    fleet.miss = (Random(1), 0.2)
+    text = fleet.record(60, 5).text()
+    instance = fleet.pods[0].instance
+    missed = _values(text, "up", instance).count(0.0)
+    assert missed > 0
+    assert len(_values(text, "vllm:num_requests_running", instance)) == 13 - missed
+
+
+def test_more_target_labels_go_on_every_series_of_a_pod() -> None:
+    fleet = _fleet(0)
+    fleet.miss, fleet.pod_labels = None, (("namespace", "prod"),)
+    text = fleet.record(10, 5).text()
+    of_pods = [line for line in text.splitlines() if 'job="vllm"' in line]
+    assert len(of_pods) > 500
+    assert all('namespace="prod"' in line for line in of_pods)
 
 
 def test_the_demo_ships_and_is_what_the_lab_makes() -> None:
