@@ -63,7 +63,25 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     raw = raw_panels({name: entry for name, entry in vocabulary.items() if known[name]})
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
     panels = (*PANELS, *raw)
-    return panels, read(session.view, at_ms, session.window_ms, panels, faults=faults, seen=known)
+    readings = read(session.view, at_ms, session.window_ms, panels, faults=faults, seen=known)
+    if session.end_ms == session.start_ms:
+        windowed = {panel.name for panel in panels if "[" in panel.expr}
+        readings = [one if one.labels.get("instance") in faults else _of_one_scrape(one, windowed) for one in readings]
+    return panels, readings
+
+
+def _of_one_scrape(one: EntityReading, windowed: set[str]) -> EntityReading:
+    """One sample has no rate, no quantile over a window and no count of restarts: these are not yet seen."""
+    from dataclasses import replace
+
+    from tui.reading import Reading, State
+
+    values = {}
+    for name, value in one.values.items():
+        if name in windowed and value.state in (State.FRESH, State.GAP, State.NOT_YET_SEEN):
+            value = Reading(None, value.unit, State.NOT_YET_SEEN, None, "needs a window: --for 30s")
+        values[name] = value
+    return replace(one, values=values)
 
 
 def source_json(session: Session, at: int) -> dict[str, object]:

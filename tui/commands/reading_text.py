@@ -61,22 +61,28 @@ def _title(one: EntityReading) -> str:
 def _block(one: EntityReading, panels: Mapping[str, Panel]) -> str:
     rows: list[list[str]] = []
     raw: list[list[str]] = []
-    absent = []
+    missing: dict[str, list[str]] = {}
     for name, reading in one.values.items():
         panel = panels[name]
-        if reading.state is State.UNSUPPORTED:
-            absent.append(panel.title)
-            continue
-        as_exported = panel.merge is Merge.NONE
-        (raw if as_exported else rows).append([panel.title, _number(name, reading), _state(reading)])
+        if reading.value is None:
+            missing.setdefault(_why_missing(reading), []).append(panel.title)
+        else:
+            as_exported = panel.merge is Merge.NONE
+            (raw if as_exported else rows).append([panel.title, _number(name, reading), _state(reading)])
     width = max((len(row[0]) for row in [*rows, *raw]), default=0)
     parts = [_title(one), *_rows(rows, width)]
-    if absent and _is_engine(one):
-        parts.append(folded("unsupported here: ", absent))
+    if _is_engine(one) or one.stale or not rows:
+        parts += [folded(f"{why}: ", titles) for why, titles in missing.items()]
     if raw:
         heading = ["  as exported, counters since the process started:"] if rows else []
         parts += [*heading, *_rows(raw, width)]
     return "\n".join(parts)
+
+
+def _why_missing(reading: Reading) -> str:
+    if reading.state is State.UNSUPPORTED:
+        return "unsupported here"  # its reason names the series: one for each panel
+    return _state(reading)
 
 
 def _rows(rows: Sequence[Sequence[str]], width: int) -> list[str]:
