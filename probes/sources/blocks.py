@@ -9,6 +9,7 @@ import numpy as np
 
 from probes.columns import ABSENT, STALE, Floats, Mask, Times, blank, is_absent
 from probes.labels import Labels
+from probes.sources.blanks import Blanks
 from probes.sources.info import InfoLabels
 
 CHANGED = "kvscope_scrape_samples_changed"
@@ -41,9 +42,12 @@ def blocks_of(
 ) -> Iterator[Block]:
     """Group samples in any order: sample i is ``values[i]`` of ``named[series[i]]`` at ``stamps[i]`` ms.
 
-    Adds the gauges derived from info metrics, ``kvscope_scrape_samples_changed`` where it is not there, and staleness
-    markers where a series misses its step.
+    Leaves out what is no measurement (see ``Blanks``). Adds the gauges derived from info metrics,
+    ``kvscope_scrape_samples_changed`` where it is not there, and staleness markers where a series misses its step.
     """
+    real = ~Blanks(named).among(series, values)
+    if not real.all():
+        series, stamps, values = series[real], stamps[real], values[real]
     groups: dict[tuple[str, str], list[int]] = {}
     for at, labels in enumerate(named):
         groups.setdefault((labels.get("job"), labels.get("instance")), []).append(at)

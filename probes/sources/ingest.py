@@ -11,6 +11,7 @@ from probes.exposition import Family, Limits, Page, PageParser
 from probes.exposition.page import NO_TIME
 from probes.labels import Labels
 from probes.series import Metadata, SeriesStore
+from probes.sources.blanks import Blanks
 from probes.sources.blocks import CHANGED
 from probes.sources.info import InfoLabels
 from probes.target import Target
@@ -48,6 +49,7 @@ class TargetFrame:
         self._rows: Rows = np.empty(0, dtype=np.intp)
         self._keep = np.empty(0, dtype=np.intp)
         self._derived: list[tuple[int, Labels, float]] = []
+        self._blanks = Blanks(())
         self._scrapes = 0
 
     def _identify(self, labels: Labels) -> int:
@@ -72,12 +74,15 @@ class TargetFrame:
         remarks = [f"{page.duplicates} duplicate samples left out"] if page.duplicates else []
         changed = self._count_changed(page)
         rows, values = self._layout(page), page.values[self._keep]
+        left_out = self._blanks.among(np.arange(len(values)), values)
         if page.times is not None:
             age = time_ms - page.times[self._keep]
             old = (page.times[self._keep] != NO_TIME) & (age > OLDEST_MS)
             if old.any():
                 remarks.append(f"{int(old.sum())} samples left out: their own timestamps are more than 5 minutes old")
-                rows, values = rows[~old], values[~old]
+                left_out |= old
+        if left_out.any():
+            rows, values = rows[~left_out], values[~left_out]
         given = np.concatenate([values, self._constants(page), [1.0, duration_s, float(len(page.rows))]])
         extra = [self._row(labels) for _, labels, _ in self._derived]
         own = [self._row(labels) for labels in (self._up, self._duration, self._scraped)]
@@ -110,6 +115,7 @@ class TargetFrame:
         self._keep = np.array([i for i, at in enumerate(ids) if self._labels[at] not in synthetic], dtype=np.intp)
         labels = [self._labels[at] for i, at in enumerate(ids) if self._labels[at] not in synthetic]
         self._rows = np.array([self.frame.row(one) for one in labels], dtype=np.intp)
+        self._blanks = Blanks(labels)
         present = set(labels)
         found: dict[Labels, tuple[int, Labels, float]] = {}
         for i, at in enumerate(ids):

@@ -21,7 +21,7 @@ AT_MS = 1_700_000_000_000
 WORKLOADS = ("idle", "shared-prefixes", "small-pool", "unique-prefixes")
 # Signals that need a connector, an option that is off here, or another exporter.
 ELSEWHERE = ("kv:transfer_", "kv:offload_", "kv:remote_", "kv:host_", "kv:gpu_", "kv:block_lifetime", "kv:block_idle")
-ELSEWHERE += ("kv:block_reuse_gap", "kv:requests_kv_fetch")
+ELSEWHERE += ("kv:block_reuse_gap", "kv:requests_kv_fetch", "kv:rdma_", "kv:tier_")
 
 
 @cache
