@@ -21,7 +21,7 @@ from tui.messages import Explained, Failed, Ticked
 from tui.options import Options
 from tui.panels import BY_NAME
 from tui.provenance import explain
-from tui.snapshot import Snapshot, SourceView, nothing_yet
+from tui.snapshot import Snapshot, nothing_yet
 from tui.source_views import Page, faults_of, pages_of, source_views
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Monitor(threading.Thread):
         self._observer: Observer | None = None
         self._drawn_at = 0.0
         self._count, self._pages = 0, dict[str, Page]()
+        self._statuses = attachment.statuses
         try:
             await self._ticks()
         finally:
@@ -137,7 +138,7 @@ class Monitor(threading.Thread):
         if self._stopped or not (self._attachment.live or self._cursor is None):
             return
         now_ms = time.time_ns() // 1_000_000
-        await self._attachment.cycle(now_ms, interval_s * _PATIENCE)
+        self._statuses = (await self._attachment.cycle(now_ms, interval_s * _PATIENCE)).statuses
 
     # --- one tick
 
@@ -145,18 +146,17 @@ class Monitor(threading.Thread):
         now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
         elapsed_ms = round((now - self._drawn_at) * 1000) if self._drawn_at else 0
         self._drawn_at = now
-        seen = self._observer.seen if self._observer else {}
         if self._count % _PAGE_TICKS == 0:
             self._pages = pages_of(self._attachment)
         self._count += 1
-        sources = source_views(self._attachment, seen, self._pages, now_ms)
         span = self._attachment.span()
         if span is None:
             blank = nothing_yet(self.options.interval_ms, self._window_ms, self.options.label)
+            sources = source_views(self._statuses, {}, self._pages, now_ms)
             self._post(Ticked(replace(blank, now_ms=now_ms, sources=sources)))
             return
         cursor = self._advanced(span, elapsed_ms)
-        shot = self._picture(cursor, sources, now_ms)
+        shot = self._picture(cursor, now_ms)
         self._post(Ticked(shot))
         if self._examiner.due(cursor.start_ms, cursor.at_ms, resting=cursor.mode is Mode.PAUSED):
             self._examine(shot)
@@ -179,10 +179,10 @@ class Monitor(threading.Thread):
     def _window_ms(self) -> int:
         return self.options.window_ms or max(LEAST_WINDOW_MS, 4 * self._attachment.interval_ms)
 
-    def _picture(self, cursor: Cursor, sources: tuple[SourceView, ...], now_ms: int) -> Snapshot:
+    def _picture(self, cursor: Cursor, now_ms: int) -> Snapshot:
         observer = self._observer = self._observer or self._first_observer(cursor)
         now_is_shown = self._attachment.live and cursor.at_end
-        faults = faults_of(sources, self._attachment.interval_ms) if now_is_shown else {}
+        faults = faults_of(self._statuses, now_ms, self._attachment.interval_ms) if now_is_shown else {}
         rows, total = observer.observe(cursor.at_ms, cursor.start_ms, faults)
         diagnosis = self._examiner.diagnosis
         return Snapshot(
@@ -195,7 +195,7 @@ class Monitor(threading.Thread):
             rows=rows,
             fleet=total,
             trails=observer.trails(),
-            sources=sources,
+            sources=source_views(self._statuses, observer.seen, self._pages, now_ms),
             diagnosis=diagnosis,
             events=diagnosis.events if diagnosis else (),
             trouble=self._examiner.trouble,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,11 @@ _PATIENT = 2.5  # intervals without an answer, after which a slow source counts 
 
 
 def source_views(
-    attachment: Attachment, seen: Mapping[str, frozenset[str]], pages: Mapping[str, Page], now_ms: int
+    statuses: Sequence[SourceStatus], seen: Mapping[str, frozenset[str]], pages: Mapping[str, Page], now_ms: int
 ) -> tuple[SourceView, ...]:
     """Every source; ``seen`` maps a canonical name to the instances that have shown it, ``pages`` a target to what
     its page holds."""
-    return tuple(_view(status, seen, pages.get(status.target), now_ms) for status in attachment.statuses)
+    return tuple(_view(status, seen, pages.get(status.target), now_ms) for status in statuses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ def pages_of(attachment: Attachment) -> dict[str, Page]:
     """Target to its page, from the series in the store; what the scrape itself adds does not count."""
     found: dict[str, Page] = {}
     for source in attachment.sources:
-        frames = [f for f in attachment.store.frames if f"{f.source} ".startswith(f"{source.target} ")]
+        begins = (f"{source.target} ", "recording " if source.status.kind == "recording" else f"{source.target} ")
+        frames = [f for f in attachment.store.frames if f"{f.source} ".startswith(begins)]
         series = [labels for frame in frames for labels in frame.labels if labels.name not in _OWN]
         families = {_SUFFIX.sub("", labels.name) for labels in series}
         found[source.target] = Page(len(families), frozenset(labels.get("instance") for labels in series))
@@ -65,12 +66,12 @@ def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page |
     )
 
 
-def faults_of(sources: tuple[SourceView, ...], interval_ms: int) -> dict[str, str]:
+def faults_of(statuses: Sequence[SourceStatus], now_ms: int, interval_ms: int) -> dict[str, str]:
     """Instance to its source's fault in words; a source that is merely slower than a tick has none yet."""
     found = {}
-    for source in sources:
-        silent = source.age_s is None or source.age_s * 1000 > _PATIENT * interval_ms
-        if not source.ok and silent:
-            for instance in source.instances:
-                found[instance] = f"{source.state}: {source.error}" if source.error else source.state
+    for status in statuses:
+        age_s = status.age_s(now_ms)
+        slow = status.state == "timeout" and age_s is not None and age_s * 1000 <= _PATIENT * interval_ms
+        if status.state != "fresh" and status.instance and not slow:
+            found[status.instance] = f"{status.state}: {status.error}" if status.error else status.state
     return found

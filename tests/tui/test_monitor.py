@@ -1,0 +1,207 @@
+"""The monitor on real attachments: a recording that is replayed, an endpoint that lives, hangs and dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from probes.attach import Attachment, attach
+from probes.labels import Labels
+from tests.endpoints import Endpoint
+from tests.live.living_page import LivingPage
+from tests.tui.test_reading import END_MS, START_S, STEP_S, engines
+from tui.cursor import Cursor, Mode
+from tui.messages import Explained, Failed, Ticked
+from tui.monitor import Monitor
+from tui.options import Options
+from tui.reading import FLEET, State
+from tui.snapshot import Snapshot
+
+DEADLINE_S = 20.0
+START_MS = START_S * 1000
+POD = Labels.of({"instance": "pod-1:8000", "engine": "0"})
+
+
+class Inbox:
+    """What the monitor posted, and waiting for something in it."""
+
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+        self._news = threading.Condition()
+
+    def post(self, message: object) -> bool:
+        with self._news:
+            self.messages.append(message)
+            self._news.notify_all()
+        return True
+
+    def shot(self, wanted: Callable[[Snapshot], bool]) -> Snapshot:
+        """The newest snapshot that is as wanted."""
+        return self._wait(lambda m: isinstance(m, Ticked) and wanted(m.shot)).shot  # type: ignore[attr-defined,no-any-return]
+
+    def told(self, kind: type[object]) -> object:
+        return self._wait(lambda m: isinstance(m, kind))
+
+    def clear(self) -> None:
+        with self._news:
+            self.messages.clear()
+
+    def _wait(self, wanted: Callable[[object], bool]) -> object:
+        end = time.monotonic() + DEADLINE_S
+        with self._news:
+            while True:
+                for message in reversed(self.messages):
+                    if wanted(message):
+                        return message
+                if not self._news.wait(end - time.monotonic()):
+                    raise AssertionError(f"not posted in time; last: {self.messages[-1:]}")
+
+
+@contextmanager
+def running(make: Callable[[], Attachment], options: Options | None = None) -> Iterator[tuple[Monitor, Inbox]]:
+    inbox = Inbox()
+    monitor = Monitor(make, inbox.post, options or Options(interval_ms=100))
+    monitor.start()
+    try:
+        yield monitor, inbox
+    finally:
+        monitor.stop()
+        monitor.join(DEADLINE_S)
+        assert not monitor.is_alive()
+
+
+def waiting(shot: Snapshot, panel: str = "kv:requests_running") -> list[float | None]:
+    return [row.value(panel) for row in shot.rows]
+
+
+def test_a_recording_opens_at_its_end_with_its_history(tmp_path: Path) -> None:
+    made = engines(tmp_path)
+    with running(lambda: made) as (_, inbox):
+        shot = inbox.shot(lambda s: bool(s.rows))
+        assert (shot.cursor.mode, shot.time_ms) == (Mode.PAUSED, END_MS)
+        assert waiting(shot) == [3.0, 4.0]
+        assert shot.fleet.value("kv:requests_running") == 7.0
+        trail = shot.trail("kv:pool_usage_ratio", POD)
+        assert trail.times == tuple(range(START_MS, END_MS + 1, STEP_S * 1000))
+        assert set(trail.values) == {0.5}
+        assert shot.trail("kv:requests_running", FLEET).values[-1] == 7.0
+        assert shot.sources[0].families == 6
+        assert "kv:pool_usage_ratio" in inbox.shot(lambda s: bool(s.sources[0].present)).sources[0].present
+        assert inbox.shot(lambda s: s.diagnosis is not None).diagnosis is not None
+
+
+def test_every_moment_of_a_recording_can_be_sought(tmp_path: Path) -> None:
+    made = engines(tmp_path)
+    with running(lambda: made) as (monitor, inbox):
+        inbox.shot(lambda s: bool(s.rows))
+        monitor.move(lambda cursor: cursor.sought(START_MS + 30_000))
+        shot = inbox.shot(lambda s: s.time_ms == START_MS + 30_000)
+        assert shot.trail("kv:requests_running", POD).times[-1] == START_MS + 30_000
+        assert shot.rows[1].values["kv:restarts"].value == 0.0  # the restart lies ahead
+        monitor.move(Cursor.live)
+        inbox.clear()
+        again = inbox.shot(lambda s: s.time_ms == END_MS)
+        assert again.rows[1].values["kv:restarts"].value == 1.0
+
+
+def test_a_recording_plays_to_its_end(tmp_path: Path) -> None:
+    made = engines(tmp_path)
+    with running(lambda: made, Options(interval_ms=100, play=True, speed=60)) as (_, inbox):
+        shot = inbox.shot(lambda s: s.cursor.mode is Mode.PAUSED)
+        assert shot.time_ms == END_MS
+        moments = [m.shot.time_ms for m in inbox.messages if isinstance(m, Ticked)]
+        assert moments == sorted(moments)
+        assert moments[0] == START_MS
+        assert shot.trail("kv:requests_running", POD).times[0] == START_MS
+
+
+def test_a_live_endpoint_its_fault_and_its_return() -> None:
+    with (
+        Endpoint("") as endpoint,
+        LivingPage(endpoint),
+        running(lambda: attach([endpoint.target], interval_ms=100, timeout_s=0.5)) as (_, inbox),
+    ):
+        shot = inbox.shot(lambda s: bool(s.rows) and s.rows[0].value("kv:generation_tokens:rate") is not None)
+        assert shot.cursor.mode is Mode.LIVE
+        assert shot.rows[0].values["kv:pool_usage_ratio"].state is State.FRESH
+        endpoint.behave("500")
+        shot = inbox.shot(lambda s: bool(s.rows) and s.rows[0].stale)
+        reading = shot.rows[0].values["kv:pool_usage_ratio"]
+        assert reading.value is not None
+        assert "500" in reading.why
+        endpoint.behave("ok")
+        inbox.clear()
+        shot = inbox.shot(lambda s: bool(s.rows) and not s.rows[0].stale)
+        assert shot.rows[0].values["kv:pool_usage_ratio"].state is State.FRESH
+
+
+def test_pause_holds_the_picture_while_data_flows() -> None:
+    with (
+        Endpoint("") as endpoint,
+        LivingPage(endpoint),
+        running(lambda: attach([endpoint.target], interval_ms=100)) as (monitor, inbox),
+    ):
+        inbox.shot(lambda s: bool(s.rows))
+        monitor.move(Cursor.toggled)
+        held = inbox.shot(lambda s: s.cursor.mode is Mode.PAUSED)
+        later = inbox.shot(lambda s: s.cursor.end_ms >= held.cursor.end_ms + 500)
+        assert later.time_ms == held.time_ms
+        assert waiting(later) == waiting(held)
+        monitor.move(Cursor.live)
+        assert inbox.shot(lambda s: s.cursor.mode is Mode.LIVE and s.time_ms > later.time_ms)
+
+
+def test_a_hanging_endpoint_neither_stops_the_ticks_nor_the_end() -> None:
+    with Endpoint("") as endpoint:
+        endpoint.behave("hang")
+        with running(lambda: attach([endpoint.target], interval_ms=100, timeout_s=30)) as (monitor, inbox):
+            shot = inbox.shot(lambda s: bool(s.sources) and s.sources[0].state == "timeout")
+            assert "no answer yet" in shot.sources[0].error
+            assert shot.rows == ()
+            inbox.clear()
+            inbox.shot(lambda s: True)
+            monitor.stop()
+            monitor.join(2.0)
+            assert not monitor.is_alive()
+
+
+def test_where_a_number_comes_from_is_answered(tmp_path: Path) -> None:
+    made = engines(tmp_path)
+    with running(lambda: made) as (monitor, inbox):
+        inbox.shot(lambda s: bool(s.rows))
+        monitor.explain("kv:requests_running", POD, END_MS)
+        told = inbox.told(Explained)
+        assert isinstance(told, Explained)
+        assert told.origin.value == 3.0
+
+
+def test_what_cannot_be_attached_is_told() -> None:
+    def refuse() -> Attachment:
+        raise ValueError("target nvml: not supported by this version of kvscope")
+
+    with running(refuse) as (_, inbox):
+        told = inbox.told(Failed)
+        assert isinstance(told, Failed)
+        assert told.says == "target nvml: not supported by this version of kvscope"
+
+
+@pytest.mark.parametrize("speed", [1, 60])
+def test_incremental_history_equals_one_that_was_asked_at_once(tmp_path: Path, speed: int) -> None:
+    from tui.observer import Observer
+
+    view = engines(tmp_path).view
+    step = STEP_S * 1000
+    stepped, at_once = (Observer(view, step, 60_000, 600_000) for _ in range(2))
+    for at_ms in range(START_MS, END_MS + 1, step if speed == 1 else 6 * step):
+        stepped.observe(at_ms, START_MS, {})
+    stepped.observe(END_MS, START_MS, {})
+    at_once.observe(END_MS, START_MS, {})
+    one, other = stepped.trails(), at_once.trails()
+    assert one.keys() == other.keys()
+    for key in one:
+        assert repr(one[key]) == repr(other[key])
