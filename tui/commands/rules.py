@@ -16,6 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--playbooks", metavar="DIR", type=Path, action="append", default=[], help="your own playbooks, too"
     )
+    parser.add_argument(
+        "--rules",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="your own rule files, too",
+    )
     parser.add_argument("--runbooks", metavar="URL", help="where the runbook pages are published (for runbook_url)")
     parser.epilog = "example: kvtop rules > kvscope.rules.yml && promtool check rules kvscope.rules.yml"
 
@@ -28,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
     base = args.runbooks or RUNBOOK_BASE
     with plain_errors():
         if args.recording:
-            text = render_recording_rules(RuleSet.load())
+            text = render_recording_rules(RuleSet.load(args.rules))
         elif args.alerts:
             text = render_alerts(load_playbooks(args.playbooks), base)
         else:
-            text = render_rules(RuleSet.load(), load_playbooks(args.playbooks), base)
+            text = render_rules(RuleSet.load(args.rules), load_playbooks(args.playbooks), base)
     print(text, end="")
     return EXIT_OK

@@ -69,6 +69,14 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, nargs: str = "*") -
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="targets with names, labels and credentials (YAML)")
+    parser.add_argument(
+        "--rules",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="your own rule files, too",
+    )
     parser.add_argument("--interval", metavar="DUR", type=duration_option, help="sampling interval (default 1s)")
     parser.add_argument(
         "--timeout",
@@ -85,12 +93,20 @@ def attached(args: argparse.Namespace, max_bytes: int | None = None) -> Attachme
     ``max_bytes`` bounds the window that is held; by default as much as the kind of target asks for.
     """
     from probes.attach import attach
+    from probes.rules import RuleSet
 
+    rules = RuleSet.load(args.rules)
     targets: Sequence[str] = args.targets
     if not targets and args.config is None:
         targets = found_here()
-    timeout_s = args.timeout / 1000
-    return attach(targets, config=args.config, interval_ms=args.interval, timeout_s=timeout_s, max_bytes=max_bytes)
+    return attach(
+        targets,
+        config=args.config,
+        interval_ms=args.interval,
+        rules=rules,
+        timeout_s=args.timeout / 1000,
+        max_bytes=max_bytes,
+    )
 
 
 def scrapes(attachment: Attachment) -> bool:

@@ -66,8 +66,9 @@ def open_screen(args: argparse.Namespace, options: Options) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Wrong targets and configurations are one line on the terminal, not a screen that closes again."""
+    """Wrong targets, configurations and rule files are one line on the terminal, not a screen that closes again."""
     from probes.config import load_config
+    from probes.rules import RuleSet
     from probes.target import parse_target
 
     with plain_errors():
@@ -75,6 +76,8 @@ def _check(args: argparse.Namespace) -> None:
             parse_target(target)
         if args.config is not None:
             load_config(args.config)
+        if args.rules:
+            RuleSet.load(args.rules)
     if not args.targets and args.config is None:
         from tui.commands.session import found_here
 
