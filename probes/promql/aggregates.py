@@ -17,6 +17,7 @@ from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.kernels import quantile
 from probes.promql.ranges import bare
+from probes.promql.relabel import LABEL_NAME
 from probes.promql.settle import merged
 from probes.promql.value import Inputs, Scalar, Vector
 from probes.promql.windows import by_count
@@ -150,13 +151,12 @@ def _extremes(vector: Vector, groups: Groups, limits: Floats, largest: bool) -> 
 
 
 def _count_values(node: Aggregate, vector: Vector, groups: Groups) -> Vector:
-    if not isinstance(node.param, StringLiteral):
-        param = None if node.param is None else bare(node.param)
-        if not isinstance(param, StringLiteral):
-            raise PromQLError("count_values needs a label name as its first argument")
-        name = param.value
-    else:
-        name = node.param.value
+    param = None if node.param is None else bare(node.param)
+    if not isinstance(param, StringLiteral):
+        raise PromQLError("count_values needs a label name as its first argument")
+    name = param.value
+    if LABEL_NAME.match(name) is None:
+        raise PromQLError(f"invalid label name {name!r} in count_values")
     rows: dict[Labels, Floats] = {}
     behind: dict[Labels, list[int]] = {}
     for labels, members in zip(groups.labels, groups.members(), strict=True):

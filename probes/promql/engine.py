@@ -69,8 +69,11 @@ class Engine:
             evaluate=_evaluate,
         )
         # Markers are signalling NaNs, and Go does arithmetic without warnings.
-        with np.errstate(all="ignore"):
-            return _evaluate(ctx, expr, times)
+        try:
+            with np.errstate(all="ignore"):
+                return _evaluate(ctx, expr, times)
+        except RecursionError:
+            raise PromQLError("the expression has too many operators in a row or is nested too deeply") from None
 
     def instant(self, expr: Expr, at_ms: int, track: bool = False) -> Value:
         """One step."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from probes.promql import ast
 from probes.promql.errors import PromQLError
+from probes.promql.limits import check_limits
 from probes.promql.locate import locate
 from probes.promql.signatures import AGGREGATES, FUNCTIONS, unsupported
 from probes.promql.tokens import tokenize
@@ -25,12 +26,15 @@ def parse(text: str) -> ast.Expr:
     tokens = tokenize(text)
     if not tokens:
         raise PromQLError("the expression is empty", 1, text)
+    check_limits(text, tokens)
     try:
-        tree = promql_parser.parse(text)
+        return _convert(promql_parser.parse(text))
     except ValueError as error:
         raise locate(text, tokens, str(error)) from None
-    try:
-        return _convert(tree)
+    except RecursionError:
+        raise PromQLError(
+            "the expression has too many operators in a row or is nested too deeply", None, text
+        ) from None
     except _UnsupportedError as error:
         column = next((t.column for t in tokens if t.kind == "word" and t.text.lower() == error.word), None)
         raise PromQLError(error.message, column, text) from None

@@ -182,4 +182,4 @@ class _Reader:
             return
         if self.text() in ("-", "+"):
             self.at += 1
-        self.kind("number", expected="a time in seconds, start() or end()")
+        self.kind("number", "duration", expected="a time in seconds, start() or end()")

@@ -223,11 +223,23 @@ ERRORS = [
     ('foo{a="1" or b="2"}', 11, "not supported"),
     ("a / on(x) fill(0) b", 11, "'fill' is not supported"),
     ('x{a=~"[[:alpha:]]"}', 3, "not supported"),
+    # beyond what the parser bears
+    ("x @ -1", 6, "between 1970 and 9999"),
+    ("x @ 1e300", 5, "between 1970 and 9999"),
+    ("x @ -5m", 6, "between 1970 and 9999"),
+    ("x[1e300]", 3, "longer than 100 years"),
+    ("x[5m:999y]", 6, "longer than 100 years"),
+    ("x offset NaN", 10, "expected a duration"),
+    ("x offset -0x7fffffffffffffff", 11, "longer than 100 years"),
+    ("(" * 101 + "1" + ")" * 101, 101, "nested more than 100 deep"),
+    ("-" * 1900 + "x", None, "too many operators"),
+    ("+".join("x" * 1000), None, "too many operators"),
+    ("+".join("x" * 5000), None, "more than 2000 tokens"),
 ]
 
 
-@pytest.mark.parametrize(("text", "column", "says"), ERRORS)
-def test_errors_point_at_the_place(text: str, column: int, says: str) -> None:
+@pytest.mark.parametrize(("text", "column", "says"), ERRORS, ids=[text[:40] for text, _, _ in ERRORS])
+def test_errors_point_at_the_place(text: str, column: int | None, says: str) -> None:
     with pytest.raises(PromQLError) as caught:
         parse(text)
     assert says in caught.value.message
@@ -241,3 +253,77 @@ def test_an_error_is_drawn_with_a_caret() -> None:
         parse("sum(\n  rate(foo))")
     assert caught.value.render() == str(caught.value)
     assert caught.value.render(caret=True).splitlines()[1:] == ["    rate(foo))", "         ^"]
+
+
+_WORDS = [
+    "foo",
+    '{a="x"}',
+    '{a=~"x|y"}',
+    "rate(",
+    "sum(",
+    "topk(2,",
+    "quantile(0.5,",
+    "label_replace(",
+    "abs(",
+    'count_values("v",',
+    "(",
+    ")",
+    ",",
+    "[5m]",
+    "[1m:10s]",
+    "[NaN]",
+    "[5m:1e300]",
+    "by",
+    "(a)",
+    "without",
+    "()",
+    "+",
+    "-",
+    "*",
+    "/",
+    "^",
+    "%",
+    "==",
+    ">",
+    "bool",
+    "and",
+    "or",
+    "unless",
+    "on",
+    "(a)",
+    "ignoring",
+    "()",
+    "group_left",
+    "group_right",
+    "offset",
+    "@",
+    "start()",
+    "end()",
+    "1m",
+    "-5m",
+    "1",
+    "1e300",
+    "Inf",
+    "NaN",
+    '"x"',
+    '"',
+]
+
+
+def _complaint(text: str) -> PromQLError | None:
+    try:
+        node = parse(text)
+    except PromQLError as error:
+        return error
+    assert str(parse(str(node))) == str(node)
+    return None
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(_WORDS), max_size=8))
+def test_any_words_parse_or_draw_one_clear_line(words: list[str]) -> None:
+    text = " ".join(words)
+    error = _complaint(text)
+    if error is not None:
+        assert "\n" not in str(error)
+        assert error.column is None or 1 <= error.column <= len(text) + 1
