@@ -79,7 +79,7 @@ def _of_one_scrape(one: EntityReading, windowed: set[str]) -> EntityReading:
     values = {}
     for name, value in one.values.items():
         if name in windowed and value.state in (State.FRESH, State.GAP, State.NOT_YET_SEEN):
-            value = Reading(None, value.unit, State.NOT_YET_SEEN, None, "needs a window: --for 30s")
+            value = Reading(None, value.unit, State.NOT_YET_SEEN, None, "needs a window (--for 30s)")
         values[name] = value
     return replace(one, values=values)
 

@@ -24,6 +24,16 @@ _LINE_PANELS = (
     "kv:ttft_seconds:p99",
     "kv:inter_token_seconds:p99",
 )
+_GPU_COLUMNS = {
+    "kv:gpu_utilization_ratio": "UTIL",
+    "kv:gpu_engine_active_ratio": "ENGINE",
+    "kv:gpu_tensor_active_ratio": "TENSOR",
+    "kv:gpu_dram_active_ratio": "DRAM",
+    "kv:gpu_power_watts": "WATTS",
+    "kv:gpu_memory_used_bytes": "USED",
+    "kv:gpu_memory_free_bytes": "FREE",
+    "kv:gpu_xid_last": "XID",
+}
 
 
 def reading_text(
@@ -44,6 +54,10 @@ def reading_text(
         parts.append(_lines(engines, by_name))
     else:
         parts += [_block(one, by_name) for one in engines]
+    gpus = [one for one in others if one.labels.get("gpu")]
+    if len(gpus) >= WIDE:
+        parts.append(_gpu_lines(gpus))
+        others = [one for one in others if not one.labels.get("gpu")]
     parts += [_block(one, by_name) for one in others]
     parts.append(_sources(sources, at_ms))
     return "\n\n".join(parts)
@@ -133,6 +147,12 @@ def _lines(engines: Sequence[EntityReading], panels: Mapping[str, Panel]) -> str
     # The reason names its instance; with many engines one example of each kind says enough.
     examples = {reason.split(":")[0]: reason for reason in sorted(reasons)}
     return "\n".join([text, *(f"  {DASH} {reason}" for reason in examples.values())])
+
+
+def _gpu_lines(gpus: Sequence[EntityReading]) -> str:
+    shown = [name for name in _GPU_COLUMNS if any(name in one.values for one in gpus)]
+    rows = [[one.name, *(_cell(one.values.get(name)) for name in shown)] for one in gpus]
+    return table(["GPU", *(_GPU_COLUMNS[name] for name in shown)], rows, right=range(1, len(shown) + 1))
 
 
 def _cell(reading: Reading | None) -> str:

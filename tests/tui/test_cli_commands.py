@@ -1,0 +1,360 @@
+"""The commands on real parts: the packaged recording, and endpoints on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.endpoints import Endpoint
+from tests.live.living_page import LivingPage
+from tui.cli import main
+from tui.doctor.environment import path_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "playbooks" / "recordings" / "demo.om.gz"
+CULPRIT = "pod-2:8000"
+Captured = pytest.CaptureFixture[str]
+
+
+def run(capsys: Captured, *words: str) -> tuple[int, str, str]:
+    code = main(words)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys: Captured, *words: str) -> tuple[int, Any]:
+    code, out, _ = run(capsys, *words, "--json")
+    return code, json.loads(out)
+
+
+# --- once
+
+
+def test_once_reads_every_engine(capsys: Captured) -> None:
+    code, out, _ = run(capsys, "once", str(DEMO))
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("pod-")}
+    assert code == 0
+    assert set(rows) == {"pod-1:8000", "pod-2:8000", "pod-3:8000"}
+    assert "Sources" in out
+
+
+def test_once_json_is_the_reading(capsys: Captured) -> None:
+    code, document = run_json(capsys, "once", str(DEMO))
+    assert (code, document["schema"]) == (0, "kvscope.reading/1")
+    culprit = next(e for e in document["entities"] if e["labels"].get("instance") == CULPRIT)
+    hits = culprit["values"]["kv:prefix_hit_ratio"]
+    assert hits["value"] == pytest.approx(0.0074, abs=0.001)
+    assert (hits["unit"], hits["state"]) == ("ratio", "fresh")
+    offload = culprit["values"]["kv:offload_load_bytes:rate"]
+    assert (offload["value"], offload["state"]) == (None, "unsupported")
+
+
+def test_once_at_an_earlier_moment_of_a_recording(capsys: Captured) -> None:
+    _, document = run_json(capsys, "once", str(DEMO), "--at", "-8m")
+    culprit = next(e for e in document["entities"] if e["labels"].get("instance") == CULPRIT)
+    assert culprit["values"]["kv:prefix_hit_ratio"]["value"] > 0.8
+
+
+def test_one_scrape_has_counters_and_no_rate(capsys: Captured) -> None:
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        code, document = run_json(capsys, "once", endpoint.target)
+    values = document["entities"][0]["values"]
+    assert code == 0
+    assert values["kv:generation_tokens:rate"] == {
+        "value": None,
+        "unit": "tokens_per_second",
+        "state": "not-yet-seen",
+        "age_s": None,
+    }
+    assert values["kv:ttft_seconds:p99"]["state"] == "not-yet-seen"
+    assert values["kv:generation_tokens_total"]["value"] > 0
+    assert len(endpoint.requests) == 1, "once scrapes once"
+
+
+# --- query
+
+
+def test_query_agrees_with_the_page(capsys: Captured) -> None:
+    with Endpoint() as endpoint:
+        code, data = run_json(capsys, "query", "kv:requests_running", endpoint.target)
+    assert (code, data["resultType"]) == (0, "vector")
+    assert [row["value"][1] for row in data["result"]] == ["3"]
+    assert data["result"][0]["metric"]["system"] == "vllm"
+
+
+def test_query_over_a_range(capsys: Captured) -> None:
+    words = ("query", f'kv:pool_usage_ratio{{instance="{CULPRIT}"}}', str(DEMO), "--start", "-2m", "--step", "30s")
+    code, data = run_json(capsys, *words)
+    times = [t for t, _ in data["result"][0]["values"]]
+    assert (code, data["resultType"], len(times)) == (0, "matrix", 5)
+    assert times[-1] - times[0] == 120
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rate(up[5m]"], "column 5: "),
+        (["kv:pool_usage_rato"], "did you mean kv:pool_usage_ratio"),
+        (["up", "--time", "-1m", "--start", "-2m"], "one or the other"),
+        (["up", "--step", "1s"], "needs --start"),
+        (["up", "--start", "-10m", "--step", "1ms"], "longer --step"),
+    ],
+)
+def test_a_query_that_cannot_be_meant(words: list[str], says: str, capsys: Captured) -> None:
+    code, out, err = run(capsys, "query", words[0], str(DEMO), *words[1:])
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.startswith("kvtop: ")
+
+
+def test_the_caret_stands_under_the_fault_in_the_words_that_were_typed(capsys: Captured) -> None:
+    _, _, err = run(capsys, "query", "sum(rate(up[$window])) by (", str(DEMO))
+    _, shown, caret = err.splitlines()
+    assert shown.strip() == "sum(rate(up[$window])) by ("
+    assert shown[caret.index("^")] == "("
+
+
+# --- diagnose
+
+
+def test_diagnose_names_the_cause_and_its_member(capsys: Captured) -> None:
+    code, document = run_json(capsys, "diagnose", str(DEMO))
+    first = document["findings"][0]
+    assert (code, document["schema"], document["verdict"]) == (1, "kvscope.diagnosis/1", "finding")
+    assert (first["cause"], first["member"]) == ("prefix-key-unstable", {"instance": CULPRIT})
+    assert set(first) >= {"verdict", "evidence", "refuted", "explains", "cost", "remedies", "confirm"}
+    assert set(first["evidence"][0]) >= {"expr", "value", "op", "threshold", "basis", "window_s"}
+    assert set(document) >= {"window", "unknown", "unexplained", "sources"}
+    for style in ([], ["--markdown"]):
+        _, out, _ = run(capsys, "diagnose", str(DEMO), *style)
+        assert "prefix-key-unstable" in out
+        assert CULPRIT in out
+
+
+def test_before_the_incident_all_is_well(capsys: Captured) -> None:
+    code, document = run_json(capsys, "diagnose", str(DEMO), "--at", "2026-03-17T14:03:30Z")
+    assert (code, document["verdict"], document["findings"]) == (0, "healthy", [])
+    assert document["window"]["end"] == 1773756210
+
+
+def test_the_users_objective_decides(capsys: Captured) -> None:
+    calm = ["diagnose", str(DEMO), "--at", "2026-03-17T14:03:30Z", "--slo"]
+    assert run(capsys, *calm, "kv:requests_waiting < 1000")[0] == 0
+    code, out, _ = run(capsys, *calm, "kv:requests_running < 1")
+    assert code == 3, "a broken objective that nothing explains"
+    assert "requests_running" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--at", "2020-01-01T00:00:00Z"], "lies outside"),
+        (["--against", "-24h"], "not in the data"),
+        (["--slo", "fast"], "EXPR OP NUMBER"),
+        (["--slo", "rate(up[1m] < 2"], "never closed"),
+        (["--playbooks", "/no/such/folder"], "no folder"),
+    ],
+)
+def test_a_diagnosis_that_cannot_be_meant(words: list[str], says: str, capsys: Captured) -> None:
+    code, out, err = run(capsys, "diagnose", str(DEMO), *words)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_broken_playbook_is_one_line_with_its_place(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine.md").write_text("---\nid: mine\n  tests: [\n---\n# Mine\n")
+    code, _, err = run(capsys, "diagnose", str(DEMO), "--playbooks", str(tmp_path))
+    assert code == 2
+    assert f"{tmp_path}/mine.md:" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_live_engine_is_watched_and_healthy(capsys: Captured) -> None:
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        code, document = run_json(capsys, "diagnose", endpoint.target, "--for", "2s", "--interval", "100ms")
+    assert (code, document["verdict"]) == (0, "healthy")
+    assert document["sources"][0]["state"] == "fresh"
+
+
+# --- recordings
+
+
+def test_a_recording_cut_in_half_is_read_and_said_to_be_cut(tmp_path: Path, capsys: Captured) -> None:
+    whole = gzip.decompress(DEMO.read_bytes())
+    cut = tmp_path / "cut.om"
+    cut.write_bytes(whole[: len(whole) // 2])
+    code, out, _ = run(capsys, "once", str(cut))
+    assert code == 0
+    assert "no # EOF" in out
+
+
+def test_record_survives_a_kill_and_is_mended(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "r.om"
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        words = [sys.executable, "-m", "tui.cli", "record", endpoint.target, "-o", str(file), "--interval", "100ms"]
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while len(endpoint.requests) < 8 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=10)
+        code, out, _ = run(capsys, "query", "count_over_time(kv:pool_usage_ratio[1m])", str(file), "--json")
+        assert code == 0
+        assert int(json.loads(out)["result"][0]["value"][1]) >= 6
+    assert run(capsys, "record", "--repair", str(file))[0] == 0
+    assert file.read_text().endswith("# EOF\n")
+    if shutil.which("promtool"):
+        made = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(file), str(tmp_path / "tsdb")]
+        done = subprocess.run(made, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_record_ends_in_order_on_ctrl_c(tmp_path: Path) -> None:
+    file = tmp_path / "r.om"
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        words = [sys.executable, "-m", "tui.cli", "record", endpoint.target, "-o", str(file), "--interval", "100ms"]
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while len(endpoint.requests) < 3:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert "samples" in out
+    assert file.read_text().endswith("# EOF\n")
+
+
+def test_record_does_not_overwrite_and_leaves_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
+    there = tmp_path / "there.om"
+    there.write_text("mine")
+    with Endpoint(behaviour="html") as endpoint:
+        assert run(capsys, "record", endpoint.target, "-o", str(there), "--for", "200ms")[0] == 2
+        code, _, err = run(capsys, "record", endpoint.target, "-o", str(tmp_path / "new.om"), "--for", "200ms")
+    assert there.read_text() == "mine"
+    assert code == 4
+    assert "HTML page" in err
+    assert not (tmp_path / "new.om").exists()
+
+
+# --- bad targets and secrets
+
+
+@pytest.mark.parametrize(
+    "words", [["once"], ["query", "up"], ["diagnose", "--for", "500ms"], ["doctor"]], ids=lambda words: words[0]
+)
+def test_secrets_are_never_printed(words: list[str], capsys: Captured) -> None:
+    with Endpoint(behaviour="401") as endpoint:
+        code, out, err = run(capsys, *words, f"http://reader:hunter2@{endpoint.target}/metrics?token=hunter3")
+    assert code == 4
+    assert "401" in out + err
+    assert "hunter" not in out + err
+    assert b"Authorization: Basic" in endpoint.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("/no/such/file.om", "no such file"),
+        ("ftp://host/x", "unknown scheme"),
+        ("nvml", "not supported by this version"),
+        ("host:99999", "out of range"),
+    ],
+)
+def test_a_target_that_cannot_be_meant(target: str, says: str, capsys: Captured) -> None:
+    code, _, err = run(capsys, "once", target)
+    assert code == 2
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_file_that_is_no_recording(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("Dear diary,\ntoday nothing happened.\n")
+    code, _, err = run(capsys, "query", "up", str(file))
+    assert code == 4
+    assert "notes.txt" in err
+    assert len(err.splitlines()) == 1
+
+
+# --- doctor, rules, playbook, demo
+
+
+def test_doctor_says_how_to_turn_signals_on(capsys: Captured) -> None:
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        code, out, _ = run(capsys, "doctor", endpoint.target)
+        assert code == 0
+        assert "--kv-cache-metrics" in out
+        _, document = run_json(capsys, "doctor", endpoint.target)
+    assert document["schema"] == "kvscope.doctor/1"
+    missing = {name for entry in document["instances"][0]["missing"] for name in entry["signals"]}
+    assert "kv:block_lifetime_seconds" in missing
+    assert "kv:pool_usage_ratio" not in missing
+    assert document["targets"][0]["state"] == "fresh"
+
+
+def test_doctor_knows_a_foreign_kvtop(tmp_path: Path) -> None:
+    foreign, ours = tmp_path / "foreign" / "bin", tmp_path / "ours" / "bin"
+    for folder, text in ((foreign, "#!/bin/sh\nexit 0\n"), (ours, "#!python\nfrom tui.cli import main\n")):
+        folder.mkdir(parents=True)
+        (folder / "kvtop").write_text(text)
+        (folder / "kvtop").chmod(0o755)
+    info = tmp_path / "foreign" / "lib" / "python3.11" / "site-packages" / "kvcached-0.1.6.dist-info"
+    info.mkdir(parents=True)
+    (info / "RECORD").write_text("../../../bin/kvtop,sha256=x,1\n")
+    first = next(iter(path_commands(f"{foreign}:{ours}")))
+    assert first.state == "wrong"
+    assert "kvcached" in first.says
+    assert "kvscope" in first.advice
+    assert next(iter(path_commands(f"{ours}:{foreign}"))).state == "ok"
+
+
+def test_rules_are_for_prometheus(tmp_path: Path, capsys: Captured) -> None:
+    code, out, _ = run(capsys, "rules")
+    assert code == 0
+    assert "record: kv:pool_usage_ratio" in out
+    assert "alert: KvscopeKvCapacityExhausted" in out
+    assert "alert:" not in run(capsys, "rules", "--recording")[1]
+    assert "record:" not in run(capsys, "rules", "--alerts")[1]
+    if shutil.which("promtool"):
+        file = tmp_path / "rules.yml"
+        file.write_text(out)
+        done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_playbooks_are_listed_shown_and_linted(capsys: Captured) -> None:
+    _, out, _ = run(capsys, "playbook", "list")
+    assert len(out.splitlines()) == 11
+    code, out, _ = run(capsys, "playbook", "show", "stuck-transfer")
+    assert code == 0
+    assert "## Mitigation" in out
+    code, _, err = run(capsys, "playbook", "show", "stuck-transfers")
+    assert code == 2
+    assert "did you mean stuck-transfer" in err
+    assert run(capsys, "playbook", "lint")[0] == 0
+
+
+def test_lint_refuses_with_file_line_and_what_to_do(tmp_path: Path, capsys: Captured) -> None:
+    bad = tmp_path / "pool-leak.md"
+    text = (ROOT / "playbooks" / "catalog" / "pool-leak.md").read_text()
+    bad.write_text(text.replace("basis: ", "basis: rumour # ", 1))
+    code, _, err = run(capsys, "playbook", "lint", str(bad))
+    assert code == 2
+    assert err.startswith(f"{bad}:")
+    assert "rumour" in err
+
+
+def test_the_demo_without_a_terminal_tells_story_reading_and_diagnosis(capsys: Captured) -> None:
+    code, out, _ = run(capsys, "demo", "--text")
+    assert code == 0
+    for words in ("a clock in the system prompt", "ENGINE", "prefix-key-unstable", CULPRIT):
+        assert words in out
+    assert "**" not in out
