@@ -20,6 +20,8 @@ from playbooks.verdict import CoreCheck
 
 CORE = ("capacity", "queue", "preemption", "latency", "freshness")
 # Latency is bad against an objective, an earlier window, a baseline or peers; with none of these it stays open.
+# A sticky check counts when it held at any time: it may be over because what it did is done (memory freed by a death).
+STICKY_HOLD_MS = 30_000
 MAY_STAY_OPEN = frozenset({"latency"})
 
 
@@ -117,7 +119,8 @@ def _unless_told(packaged: Iterable[Check], objectives: Sequence[Check]) -> Iter
 
 def _ask(bench: Bench, check: Check, member: Member) -> tuple[Answer, float]:
     answered = bench.answer(check.test, member)
-    need = hold_steps(DEFAULT_HOLD_MS, bench.grid.step_ms, len(answered.answers))
+    hold = STICKY_HOLD_MS if check.sticky else DEFAULT_HOLD_MS
+    need = hold_steps(hold, bench.grid.step_ms, len(answered.answers))
     answer, window = trailing(answered.answers, need), answered.values[-need:]
     if check.sticky and answer is not Answer.TRUE:
         past = episodes(answered.answers, need)
