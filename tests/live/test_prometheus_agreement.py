@@ -12,7 +12,6 @@ import subprocess
 import time
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -202,19 +201,20 @@ def openmetrics(groups: list[list[Series]]) -> str:
     return "\n".join([*lines, "# EOF", ""])
 
 
-@dataclass
 class Server:
-    port: int
+    """Prometheus' HTTP API over one kept connection."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
 
     def ask(self, path: str, **query: Any) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            headers = {"Content-Type": "application/x-www-form-urlencoded"}
-            connection.request("POST", path, urllib.parse.urlencode(query), headers)
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-            return answer
-        finally:
-            connection.close()
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        self._connection.request("POST", path, urllib.parse.urlencode(query), headers)
+        answer: dict[str, Any] = json.loads(self._connection.getresponse().read())
+        return answer
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,9 @@ def server(groups: list[list[Series]], tmp_path_factory: pytest.TempPathFactory)
     )
     try:
         _wait_ready(process, port, where / "log")
-        yield Server(port)
+        asked = Server(port)
+        yield asked
+        asked.close()
     finally:
         process.kill()
         process.wait(timeout=10)
