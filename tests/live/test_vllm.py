@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.live.vllm.capture import SETTLE_S, quiet_page, warm_up
+from tests.live.vllm.capture import SETTLE_S, quiet_page, settled_page, warm_up
 from tests.live.vllm.kvtop import Answer, Recording, kvtop, standing
 from tests.live.vllm.serve import Engine, Lab
 from tests.live.vllm.truth import Truth
@@ -60,6 +60,8 @@ class Run:
     after: Truth
     ledger: Ledger
     reading: Answer
+    held: Truth
+    held_reading: Answer
     live: Answer
     recording: Path
     recorded: Answer
@@ -112,6 +114,10 @@ def observe(engine: Engine, workload: Workload, directory: Path) -> Run:
         recording = Recording(target, directory / f"{workload.name}.om")
         recording.await_samples()
         live = kvtop("diagnose", target, "--for", WINDOW, "--json")
+        recording.kill()
+        with engine.held_still():
+            held = Truth.from_page(settled_page(engine.url))
+            held_reading = kvtop("once", target, "--json")
     finally:
         if recording is not None:
             recording.kill()
@@ -119,7 +125,19 @@ def observe(engine: Engine, workload: Workload, directory: Path) -> Run:
     after = Truth.from_page(quiet_page(engine.url))
     reading = kvtop("once", target, "--json")
     recorded = kvtop("diagnose", str(recording.file), "--json")
-    seen = Run(workload, f"127.0.0.1:{engine.port}", before, after, ledger, reading, live, recording.file, recorded)
+    seen = Run(
+        workload=workload,
+        instance=f"127.0.0.1:{engine.port}",
+        before=before,
+        after=after,
+        ledger=ledger,
+        reading=reading,
+        held=held,
+        held_reading=held_reading,
+        live=live,
+        recording=recording.file,
+        recorded=recorded,
+    )
     report(seen)
     return seen
 
@@ -165,13 +183,26 @@ def test_the_engine_counts_what_the_client_sent(run: Run) -> None:
         assert grown["preemptions"] >= 5
 
 
-def test_once_reads_what_the_engine_counts(run: Run) -> None:
-    assert run.reading.code == 0, run.reading.err
-    values = entity(run.reading.json, run.instance)
+def agrees(answer: Answer, instance: str, truth: Truth) -> None:
+    assert answer.code == 0, answer.err
+    values = entity(answer.json, instance)
     for name, field in {**COUNTERS, **GAUGES}.items():
         assert name in values, f"{name} is not in the reading"
-        assert values[name]["value"] == getattr(run.after, field), name
+        assert values[name]["value"] == getattr(truth, field), name
         assert values[name]["state"] == "fresh", name
+
+
+def test_once_reads_what_the_engine_counts_at_rest(run: Run) -> None:
+    assert run.after.quiet
+    agrees(run.reading, run.instance, run.after)
+
+
+def test_once_reads_what_the_engine_counts_under_load(run: Run) -> None:
+    """The engine's core is stopped in the middle of its work, so that the page stands still with blocks in use."""
+    if run.workload is SMALL_POOL:
+        assert run.held.usage > 0.5
+        assert run.held.running >= 1
+    agrees(run.held_reading, run.instance, run.held)
 
 
 def test_the_diagnosis_is_right(run: Run) -> None:

