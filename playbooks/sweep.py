@@ -144,4 +144,6 @@ def _core(name: str, answers: Sequence[Answer]) -> bool | None:
 
 
 def _name(member: Member) -> str:
-    return ", ".join(value for _, value in member) or "fleet"
+    """An engine by its instance; the rank matters only where it is not the first."""
+    named = [value for label, value in member if label != "engine" or value != "0"]
+    return ", ".join(named) or "fleet"
