@@ -190,7 +190,7 @@ class Monitor(threading.Thread):
             now_ms=now_ms,
             interval_ms=self._attachment.interval_ms,
             window_ms=observer.window_ms,
-            span_ms=observer.span_ms,
+            span_ms=min(observer.span_ms, max(LEAST_WINDOW_MS, cursor.at_ms - cursor.start_ms)),
             cursor=cursor,
             rows=rows,
             fleet=total,

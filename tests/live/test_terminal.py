@@ -1,0 +1,170 @@
+"""kvtop in a real terminal (tmux): three sizes, live and recorded, resized, and left at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.endpoints import Endpoint
+from tests.live.living_page import LivingPage
+from tests.tui.test_reading import engines
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+]
+
+SIZES = [(80, 24), (160, 48), (200, 60)]
+DEADLINE_S = 30.0
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal:
+    """One kvtop in a tmux server of its own."""
+
+    def __init__(self, *words: str, size: tuple[int, int], env: dict[str, str] | None = None) -> None:
+        self._server = f"kvscope-{uuid.uuid4().hex[:12]}"
+        settings = [f"{name}={value}" for name, value in (env or {}).items()]
+        command = ["env", *settings, sys.executable, "-m", "tui.cli", *words]
+        joined = " ".join(f"'{word}'" for word in command)
+        self._tmux(
+            "-f", "/dev/null", "new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), "-c", str(ROOT),
+            f"{joined}; echo left with $?; sleep 60",
+        )  # fmt: skip
+
+    def _tmux(self, *words: str) -> str:
+        env = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        env.pop("TMUX", None)
+        done = subprocess.run(["tmux", "-L", self._server, *words], capture_output=True, text=True, env=env, timeout=20)
+        return done.stdout
+
+    def screen(self) -> str:
+        return self._tmux("capture-pane", "-p")
+
+    def press(self, *keys: str) -> None:
+        self._tmux("send-keys", *keys)
+
+    def resize(self, width: int, height: int) -> None:
+        self._tmux("resize-window", "-x", str(width), "-y", str(height))
+
+    def until(self, wanted: Callable[[str], bool]) -> str:
+        """The first screen that is as wanted."""
+        end = time.monotonic() + DEADLINE_S
+        text = ""
+        while time.monotonic() < end:
+            text = self.screen()
+            if wanted(text):
+                return text
+            time.sleep(0.02)
+        raise AssertionError(f"never on the screen; last:\n{text}")
+
+    def close(self) -> None:
+        self._tmux("kill-server")
+
+
+@contextmanager
+def kvtop(*words: str, size: tuple[int, int] = (80, 24), env: dict[str, str] | None = None) -> Iterator[Terminal]:
+    terminal = Terminal(*words, size=size, env=env)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def fits(text: str, size: tuple[int, int]) -> bool:
+    lines = text.splitlines()
+    return len(lines) <= size[1] and all(len(line) <= size[0] for line in lines)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_live(size: tuple[int, int]) -> None:
+    with Endpoint("") as endpoint, LivingPage(endpoint), kvtop(endpoint.target, size=size) as terminal:
+        text = terminal.until(lambda t: "● fresh" in t and "live" in t and "Prefix hits" in t)
+        assert fits(text, size)
+        assert "26." in text or "25." in text or "27." in text or "28." in text or "29." in text
+        for key, words in (("2", "Findings"), ("3", "SAMPLES"), ("1", "ENGINE")):
+            terminal.press(key)
+            assert fits(terminal.until(lambda t, w=words: w in t), size)  # type: ignore[misc]
+        terminal.press("q")
+        assert "left with 0" in terminal.until(lambda t: "left with" in t)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_recording(size: tuple[int, int], tmp_path: Path) -> None:
+    engines(tmp_path)
+    with kvtop(str(tmp_path / "made.om"), size=size) as terminal:
+        text = terminal.until(lambda t: "pod-2:8000" in t and "end 10:02:00" in t)
+        assert fits(text, size)
+        assert "90.0 %" in text
+        terminal.press("Home")
+        terminal.until(lambda t: "10:00:00" in t)
+        terminal.press("/", "1", "0", ":", "0", "1", "Enter")
+        terminal.until(lambda t: "paused 10:01:00" in t)
+        terminal.press("Right")
+        terminal.until(lambda t: "paused 10:01:05" in t)
+        terminal.press("q")
+        assert "left with 0" in terminal.until(lambda t: "left with" in t)
+
+
+def test_resizing_reflows_and_too_small_says_what_it_needs(tmp_path: Path) -> None:
+    engines(tmp_path)
+    with kvtop(str(tmp_path / "made.om"), size=(200, 60)) as terminal:
+        terminal.until(lambda t: "Events" in t and "pod-2:8000" in t)
+        terminal.resize(60, 15)
+        text = terminal.until(lambda t: "kvtop needs 80x24, this is 60x15" in t)
+        assert "pod-2" not in text
+        terminal.resize(80, 24)
+        assert fits(terminal.until(lambda t: "pod-2:8000" in t), (80, 24))
+        terminal.resize(40, 12)
+        terminal.until(lambda t: "needs 80x24" in t)
+        terminal.press("q")
+        terminal.until(lambda t: "left with 0" in t)
+
+
+def test_without_colour_and_without_unicode(tmp_path: Path) -> None:
+    engines(tmp_path)
+    with kvtop(str(tmp_path / "made.om"), "--ascii", env={"NO_COLOR": "1"}) as terminal:
+        text = terminal.until(lambda t: "pod-2:8000" in t and "* fresh" in t)
+        assert text.isascii()
+        coloured = terminal._tmux("capture-pane", "-p", "-e")
+        assert not re.search(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]", coloured)
+
+
+def test_a_dead_target_is_told_in_words_and_comes_back() -> None:
+    with Endpoint("") as endpoint, LivingPage(endpoint), kvtop(endpoint.target) as terminal:
+        terminal.until(lambda t: "● fresh" in t)
+        endpoint.behave("500")
+        text = terminal.until(lambda t: "stale" in t)
+        assert "▲0/1" in text
+        terminal.press("3")
+        assert "500" in terminal.until(lambda t: "Fault" in t)
+        endpoint.behave("ok")
+        terminal.press("1")
+        terminal.until(lambda t: "● fresh" in t)
+
+
+def test_q_leaves_at_once_while_the_endpoint_hangs() -> None:
+    """Within 0.2 s; the best of three, as the machine may be busy with other things."""
+    taken = []
+    for _ in range(3):
+        with Endpoint("") as endpoint:
+            endpoint.behave("hang")
+            with kvtop(endpoint.target, "--timeout", "60s") as terminal:
+                terminal.until(lambda t: "no answer yet" in t)
+                terminal.press("q")
+                begun = time.monotonic()
+                terminal.until(lambda t: "left with 0" in t)
+                taken.append(time.monotonic() - begun)
+        if min(taken) <= 0.2:
+            return
+    pytest.fail(f"q took {', '.join(f'{s:.2f} s' for s in taken)}")
