@@ -70,7 +70,7 @@ def filled(view: View, at_ms: int) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("case", cases("vllm") + cases("vllm+nixl") + cases("vllm+offload"))
+@pytest.mark.parametrize("case", [c for e in ("vllm", "vllm+nixl", "vllm+offload", "vllm+lmcache") for c in cases(e)])
 def test_a_recording_fills_what_its_raw_series_allow(case: str) -> None:
     view, at_ms = loaded(case)
     rules = packaged_rules()
@@ -92,6 +92,36 @@ def test_a_disaggregated_engine_fills_the_transfer_signals(case: str) -> None:
 def test_an_offloading_engine_fills_the_offload_signals(case: str) -> None:
     view, at_ms = loaded(case)
     assert OFFLOAD - filled(view, at_ms) == set()
+
+
+@pytest.mark.parametrize("case", cases("vllm+nixl")[:1])
+def test_rdma_series_keep_the_port(case: str) -> None:
+    view, at_ms = loaded(case)
+    for name in ("transmit_bytes_total", "rate_bytes_per_second", "sequence_errors_total", "congestion_marks_total"):
+        found = view.instant(f"kv:rdma_{name}", at_ms)
+        assert isinstance(found, Vector)
+        assert len(found)
+        for one in found.labels:
+            assert one.get("system") == "rdma"
+            assert one.get("device").startswith("mlx5_")
+            assert (one.get("port"), one.get("job")) == ("1", "node")
+            assert one.get("instance")
+
+
+@pytest.mark.parametrize("case", cases("vllm+lmcache")[:2])
+def test_a_cache_tier_keeps_what_identifies_it(case: str) -> None:
+    view, at_ms = loaded(case)
+    held = view.instant("kv:tier_usage_bytes", at_ms)
+    asked = view.instant("kv:tier_lookup_tokens_total", at_ms)
+    assert isinstance(held, Vector)
+    assert isinstance(asked, Vector)
+    assert len(held)
+    assert len(asked)
+    for one in (*held.labels, *asked.labels):
+        assert one.get("system") == "lmcache"
+        assert one.get("worker_id") or one.get("otel_scope_name")
+        assert bool(one.get("worker_id")) == bool(one.get("model_name"))
+    assert {one.get("tier") for one in held.labels} == {"host"}
 
 
 @pytest.mark.parametrize("case", cases("vllm")[:1])
