@@ -69,6 +69,8 @@ class Grid:
         """Fill in ``$window``, ``$interval``, ``$span`` (all of it) and ``$recent`` (four intervals, at least 30 s)."""
         span = max(self.window_ms, self.end_ms - self.start_ms)
         recent = max(4 * self.interval_ms, 30_000)
+        if self.range_ms:  # the onset is not asked with half a minute's delay
+            recent = min(recent, self.range_ms)
         filled = (("$window", self.window_ms), ("$span", span), ("$recent", recent), ("$interval", self.interval_ms))
         for name, size in filled:
             expr = expr.replace(name, prom_duration(size))
