@@ -32,14 +32,15 @@ def build(store: SeriesStore, source: str, name: str, series: int) -> tuple[Fram
     return frame, rows
 
 
-def median_ms(run: Callable[[int], object], times: int) -> float:
-    """Median wall time of ``run(i)``, ms, after two warm-up calls."""
-    spent = []
+def measure(title: str, run: Callable[[int], object], times: int) -> None:
+    """Print the medians of ``run(i)``, wall and CPU time in ms, after two warm-up calls."""
+    wall, cpu = [], []
     for i in range(times + 2):
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.process_time()
         run(i)
-        spent.append((time.perf_counter() - begin) * 1000)
-    return statistics.median(spent[2:])
+        cpu.append((time.process_time() - busy) * 1000)
+        wall.append((time.perf_counter() - begin) * 1000)
+    print(f"{title:<48}{statistics.median(wall[2:]):9.3f} ms wall{statistics.median(cpu[2:]):9.3f} ms CPU")
 
 
 def main() -> None:
@@ -59,18 +60,16 @@ def main() -> None:
         ("avg_over_time [1m], 1,000 series", "avg_over_time(thousand_total[1m])"),
     ):
         expr = parse(text)
-        print(f"{title:<48}{median_ms(lambda _, e=expr: engine.instant(e, end), 40):9.3f} ms")
+        measure(title, lambda _, e=expr: engine.instant(e, end), 60)
     for title, text in (
         ("60 steps of rate [1m], 1,000 series", "rate(thousand_total[1m])"),
         ("60 steps of sum(rate [1m]), 10 series", 'sum(rate(thousand_total{n=~"."}[1m]))'),
         ("60 steps of sum by (instance) of rate, 9,000", "sum by (instance) (rate(many_total[1m]))"),
     ):
         expr = parse(text)
-        cost = median_ms(lambda _, e=expr: engine.range(e, end - 60_000 * 4, end, 4000), 10)
-        print(f"{title:<48}{cost:9.3f} ms")
+        measure(title, lambda _, e=expr: engine.range(e, end - 60_000 * 4, end, 4000), 10)
     values = np.arange(9000.0)
-    cost = median_ms(lambda i: frame.append(end + (i + 1) * 1000, rows, values + i), 600)
-    print(f"{'append of a column, 9,000 values':<48}{cost:9.3f} ms")
+    measure("append of a column, 9,000 values", lambda i: frame.append(end + (i + 1) * 1000, rows, values + i), 600)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_BYTES = 32 * 1024 * 1024
+_SELECTIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class SeriesStore:
         key = tuple(matchers)
         found = self._cache.get(key)
         if found is None:
+            if len(self._cache) >= _SELECTIONS:
+                self._cache.clear()
             found = self._cache[key] = self._search(key)
         return found
 

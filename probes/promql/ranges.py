@@ -10,8 +10,8 @@ from probes.promql.ast import Call, Expr, MatrixSelector, Paren, Subquery
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.kernels import kernel_of
-from probes.promql.selectors import grids, joined
-from probes.promql.settle import SAME_LABELS
+from probes.promql.selectors import grids, joined, moments, too_large
+from probes.promql.settle import SAME_LABELS, in_turn
 from probes.promql.signatures import KEEP_NAME
 from probes.promql.value import Scalar, Vector
 from probes.promql.windows import Outcome, Steps, apply
@@ -30,6 +30,8 @@ def call_range(ctx: Context, node: Call, times: Times) -> Vector:
     source = next((arg for arg in ranges if isinstance(arg, MatrixSelector | Subquery)), None)
     if source is None:
         raise PromQLError(f"{node.func} needs a range vector")
+    if isinstance(source, MatrixSelector) and _too_large(ctx, source, times):
+        return in_turn([call_range(ctx, node, part) for part in np.array_split(times, 2)])
     parameter = next((_numbers(ctx, arg, times) for arg in ranges if arg is not source), None)
     found, steps = grids(ctx, source, times)
     steps = Steps(steps.at, steps.start, steps.end, parameter)
@@ -49,6 +51,13 @@ def call_range(ctx: Context, node: Call, times: Times) -> Vector:
     if not ctx.cache.get(("unique", vector.labels), lambda: len(set(vector.labels)) == len(vector.labels)):
         raise PromQLError(SAME_LABELS)
     return vector
+
+
+def _too_large(ctx: Context, source: MatrixSelector, times: Times) -> bool:
+    if times.size == 1:
+        return False
+    looks = moments(ctx, times, source.selector.offset_ms, source.selector.at)
+    return too_large(ctx.store.select(source.selector.all_matchers), looks, source.range_ms)
 
 
 def _numbers(ctx: Context, expr: Expr, times: Times) -> Floats:

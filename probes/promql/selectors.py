@@ -9,11 +9,14 @@ from probes.labels import Labels
 from probes.promql.ast import At, MatrixSelector, Subquery, VectorSelector
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
+from probes.promql.settle import in_turn
 from probes.promql.value import Matrix, Vector
 from probes.promql.windows import Grid, Steps
 from probes.series import Selection
 
 _LOOK_BLOCK = 16
+_MOST_CELLS = 4_000_000
+"""32 MB of samples: more steps than that needs are evaluated in two halves."""
 
 
 def moments(ctx: Context, times: Times, offset_ms: int, at: At) -> Times:
@@ -31,6 +34,9 @@ def select_instant(ctx: Context, node: VectorSelector, times: Times) -> tuple[Ve
     """
     looks = moments(ctx, times, node.offset_ms, node.at)
     selections = ctx.store.select(node.all_matchers)
+    if too_large(selections, looks, ctx.lookback_ms):
+        halves = [select_instant(ctx, node, part) for part in np.array_split(times, 2)]
+        return in_turn([vector for vector, _ in halves]), _sample_times(halves)
     if not selections:
         return Vector.empty(times, ctx.track), np.empty((0, times.size), dtype=np.int64)
     if times.size == 1:
@@ -45,6 +51,25 @@ def select_instant(ctx: Context, node: VectorSelector, times: Times) -> tuple[Ve
         kept = np.flatnonzero(alive)
         return vector.take(kept), when[kept]
     return vector, when
+
+
+def too_large(selections: list[Selection], looks: Times, reach_ms: int) -> bool:
+    """Whether the samples behind several steps are too many to be laid side by side at once."""
+    if looks.size == 1:
+        return False
+    start, end = int(looks.min()) - reach_ms, int(looks.max())
+    cells = 0
+    for selection in selections:
+        axis = selection.frame.times
+        columns = int(axis.searchsorted(end, side="right")) - int(axis.searchsorted(start, side="left"))
+        cells += columns * selection.rows.size
+    return cells > _MOST_CELLS
+
+
+def _sample_times(halves: list[tuple[Vector, Times]]) -> Times:
+    """The sample times of halves, in the rows of their union."""
+    as_values = [Vector(v.labels, v.times, when.astype(np.float64), v.present) for v, when in halves]
+    return in_turn(as_values).values.astype(np.int64)
 
 
 def _window(ctx: Context, axis: Times, look: int) -> tuple[int, int]:

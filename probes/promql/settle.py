@@ -63,6 +63,30 @@ def merged(vector: Vector) -> Vector:
     return Vector(out.labels, out.times, out.values, out.present, out.oldest, tuple(inputs))
 
 
+def in_turn(parts: Sequence[Vector]) -> Vector:
+    """Vectors over steps that follow one another, as one over all of them."""
+    rows: dict[Labels, int] = {}
+    for part in parts:
+        for labels in part.labels:
+            rows.setdefault(labels, len(rows))
+    times = np.concatenate([part.times for part in parts])
+    values, present = np.zeros((len(rows), times.size)), np.zeros((len(rows), times.size), dtype=bool)
+    oldest = np.zeros(values.shape, dtype=np.int64)
+    inputs: list[frozenset[Labels]] = [frozenset()] * len(rows)
+    at = 0
+    for part in parts:
+        index, until = [rows[labels] for labels in part.labels], at + part.times.size
+        values[index, at:until], present[index, at:until] = part.values, part.present
+        if part.oldest is not None and part.inputs is not None:
+            oldest[index, at:until] = part.oldest
+            for row, some in zip(index, part.inputs, strict=True):
+                inputs[row] |= some
+        at = until
+    if any(part.inputs is None for part in parts):
+        return Vector(tuple(rows), times, values, present)
+    return Vector(tuple(rows), times, values, present, oldest, tuple(inputs))
+
+
 def older(a: Times | None, b: Times | None) -> Times | None:
     """The older of two ``oldest`` arrays; either may be None (no raw input)."""
     if a is None or b is None:

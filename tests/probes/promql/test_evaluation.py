@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from probes.columns import ABSENT, STALE, is_sample
 from probes.labels import Labels
+from probes.promql import selectors
 from probes.promql.engine import Engine
 from probes.promql.errors import PromQLError
 from probes.promql.histogram import bucket_quantile
@@ -140,6 +141,26 @@ def test_instant_selection_agrees_with_loops(gaps: list[int], series: int, data:
             if together.present[i, step]
         }
         assert here == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["m", "rate(m[1m])", "timestamp(m)", "sum_over_time(m[30s] @ 100)", "absent_over_time(m[5s])"]
+)
+def test_many_steps_are_evaluated_in_parts_with_the_same_answer(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {'m{n="1"}': [float(t) for t in range(60)], 'm{n="2"}': [ABSENT] * 30 + [1.0] * 10 + [STALE] + [2.0] * 19}
+    engine = Engine(load(rows, [10_000 * t for t in range(60)]))
+    whole = engine.range(parse(text), 0, 900_000, 7_000, track=True)
+    monkeypatch.setattr(selectors, "_MOST_CELLS", 40)
+    parts = engine.range(parse(text), 0, 900_000, 7_000, track=True)
+    assert isinstance(whole, Vector)
+    assert isinstance(parts, Vector)
+    assert parts.labels == whole.labels
+    assert parts.inputs == whole.inputs
+    assert np.array_equal(parts.present, whole.present)
+    assert np.array_equal(parts.values[whole.present], whole.values[whole.present])
+    assert parts.oldest is not None
+    assert whole.oldest is not None
+    assert np.array_equal(parts.oldest[whole.present], whole.oldest[whole.present])
 
 
 # --- staleness -----------------------------------------------------------------------------------------------
