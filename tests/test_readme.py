@@ -1,0 +1,48 @@
+"""What the README shows is what the commands print; ``KVSCOPE_WRITE_DOCS=1`` writes it anew."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tui.cli import main
+from tui.commands import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+SHOWN = "kvtop diagnose playbooks/recordings/demo.om.gz"
+BLOCK = re.compile(rf"(```console\n\$ {re.escape(SHOWN)}\n)(.*?)(```)", re.DOTALL)
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+
+
+def test_the_diagnosis_shown_is_the_diagnosis(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    main(SHOWN.split()[1:])
+    printed = capsys.readouterr().out
+    text = README.read_text(encoding="utf-8")
+    if "KVSCOPE_WRITE_DOCS" in os.environ:
+        text = BLOCK.sub(lambda match: match[1] + printed + match[3], text)
+        README.write_text(text, encoding="utf-8")
+    shown = BLOCK.search(text)
+    assert shown is not None
+    assert shown[2] == printed, "README.md is out of date (see this module's text)"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_kvtop_command_shown_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    words = re.findall(r"^\$ (?:\S+/)?kvtop ([a-z]+)(?= |$)", text, re.MULTILINE)
+    assert set(words) <= {*COMMANDS, "help"}
