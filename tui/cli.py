@@ -11,17 +11,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-# We call no BLAS: one thread keeps its start-up and its memory out of every command. Before the first numpy import.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Start-up makes many objects and no garbage: looking for it a hundred times costs more than it frees.
-gc.set_threshold(50_000, 20, 20)
-
 from tui.commands import COMMANDS, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, Spec
 from tui.commands.when import bind_negative
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvtop``; returns the exit code (0 to 4; 70 for a fault of kvtop itself, 130 after Ctrl-C)."""
+    # We call no BLAS: one thread keeps its start-up and its memory out of every command (before numpy is imported).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Start-up makes many objects and no garbage: looking for it a hundred times costs more than it frees.
+    gc.set_threshold(50_000, 20, 20)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words)
