@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from sys import intern
+from threading import Lock
+from weakref import WeakValueDictionary
 
 NAME = "__name__"
 
@@ -20,17 +23,10 @@ class Labels:
 
     pairs: Pairs
     _lookup: dict[str, str]
-    _interned: dict[Pairs, Labels] = {}  # noqa: RUF012 - shared on purpose: the intern table
 
     def __new__(cls, pairs: Pairs) -> Labels:
-        known = cls._interned.get(pairs)
-        if known is not None:
-            return known
-        made = object.__new__(cls)
-        made.pairs = pairs
-        made._lookup = dict(pairs)
-        cls._interned[pairs] = made
-        return made
+        known = _interned.get(pairs)
+        return known if known is not None else _intern(pairs)
 
     @classmethod
     def of(cls, labels: Mapping[str, str] | Iterable[tuple[str, str]] = (), name: str | None = None) -> Labels:
@@ -90,6 +86,24 @@ class Labels:
         return self.name + ("{" + inside + "}" if inside or not self.name else "")
 
     __repr__ = __str__
+
+
+# Weak, so that label churn cannot grow it without bound.
+_interned: WeakValueDictionary[Pairs, Labels] = WeakValueDictionary()
+_lock = Lock()
+
+
+def _intern(pairs: Pairs) -> Labels:
+    """Make a set, once: equality is identity, so two threads must not both make it."""
+    with _lock:
+        known = _interned.get(pairs)
+        if known is not None:
+            return known
+        made = object.__new__(Labels)
+        made.pairs = tuple((intern(name), value) for name, value in pairs)
+        made._lookup = dict(made.pairs)
+        _interned[made.pairs] = made
+        return made
 
 
 def _escape(value: str) -> str:
