@@ -112,7 +112,7 @@ def quantity(q: Quantity) -> str:
 def headline(diagnosis: Diagnosis) -> str:
     """One line: the verdict and what it rests on."""
     if diagnosis.verdict is Overall.HEALTHY:
-        return "healthy: capacity, queue, preemption, latency and freshness are all in order"
+        return _healthy(diagnosis)
     if diagnosis.verdict is Overall.FINDING:
         first = diagnosis.findings[0]
         more = len(diagnosis.findings) - 1
@@ -125,17 +125,30 @@ def headline(diagnosis: Diagnosis) -> str:
     return f"cannot tell: no answer to {', '.join(undecided) or 'anything'}; the signals are not there"
 
 
+def _healthy(diagnosis: Diagnosis) -> str:
+    """Names what was decided; what could not be compared is not in order, it is open."""
+    good = [c.name for c in diagnosis.core if c.bad is False]
+    left = [c.name for c in diagnosis.core if c.bad is None]
+    if not left:
+        return "healthy: capacity, queue, preemption, latency and freshness are all in order"
+    return f"healthy: {', '.join(good)} are in order; {', '.join(left)} had nothing to be compared with"
+
+
 def _since(finding: Finding) -> str:
-    if finding.ended_ms is not None and finding.onset_ms is not None:
-        return f" from {clock(finding.onset_ms)} to {clock(finding.ended_ms)}"
+    if finding.ended_ms is not None:
+        began = f" from {clock(finding.onset_ms)} to" if finding.onset_ms is not None else " until"
+        return f"{began} {clock(finding.ended_ms)}"
     return " since before the window" if finding.onset_ms is None else f" since {clock(finding.onset_ms)}"
 
 
 def as_text(diagnosis: Diagnosis) -> str:
     """For a terminal, at most 100 columns."""
     day = datetime.fromtimestamp(diagnosis.end_ms / 1000, UTC).strftime("%Y-%m-%d")
+    first = headline(diagnosis)
+    if diagnosis.verdict is not Overall.FINDING:
+        first = first[:1].upper() + first[1:]
     out = [
-        headline(diagnosis).capitalize() if diagnosis.verdict is not Overall.FINDING else headline(diagnosis),
+        *_wrap(first, "  "),
         f"window {day} {clock(diagnosis.start_ms)} to {clock(diagnosis.end_ms)} UTC",
     ]
     for number, finding in enumerate(diagnosis.findings, 1):
@@ -149,14 +162,15 @@ def as_text(diagnosis: Diagnosis) -> str:
 
 
 def _finding_text(number: int, finding: Finding) -> Iterator[str]:
-    yield f"{number}. {finding.verdict.value.upper()}  {finding.cause}  on {member_text(finding.member)}"
-    yield f"   {finding.title};{_since(finding)}"
+    told = f"{number}. {finding.verdict.value.upper()}  {finding.cause}  on {member_text(finding.member)}"
+    yield from _wrap(told, "   ")
+    yield from _wrap(f"   {finding.title};{_since(finding)}", "   ")
     for evidence in finding.evidence:
         yield from _wrap(f"   + {evidence.says}  [{evidence.basis}: {evidence.op} {evidence.threshold:g}]", "     ")
     for refuted in finding.refuted:
         yield from _wrap(f"   - not {refuted.cause}: {refuted.says}", "     ")
     if finding.explains:
-        yield f"   > explains {', '.join(finding.explains)}"
+        yield from _wrap(f"   > explains {', '.join(finding.explains)}", "     ")
     if finding.cost:
         costs = ", ".join(f"{name.replace('_', ' ')} {quantity(q)}" for name, q in finding.cost.items())
         yield from _wrap(f"   cost: {costs}", "     ")
@@ -165,7 +179,9 @@ def _finding_text(number: int, finding: Finding) -> Iterator[str]:
     for remedy in finding.remedies:
         yield from _wrap(f"   do: {remedy}", "     ")
     for command in finding.confirm:
-        yield f"   confirm ({command.safety}): {command.command}"
+        line = f"   confirm ({command.safety}): {command.command}"
+        # A command is copied whole: it is never broken, and has a line of its own where it needs one.
+        yield from [line] if len(line) <= _WIDTH else [f"   confirm ({command.safety}):", f"     {command.command}"]
     yield f"   more: {finding.doc}"
 
 
