@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
 from probes.sources.discovery import Discovery
 from probes.sources.http import TIMEOUT_S, HttpSource
-from probes.sources.prometheus import PrometheusSource
+from probes.sources.prometheus import LOOKBACK_MS, PrometheusSource
 from probes.sources.recording import RecordingSource
 from probes.target import Target, TargetError, parse_target
 from probes.view import View
@@ -87,11 +87,14 @@ def attach(
     rules: RuleSet | None = None,
     timeout_s: float = TIMEOUT_S,
     max_bytes: int | None = None,
+    lookback_ms: int = LOOKBACK_MS,
+    names: Iterable[str] = (),
 ) -> Attachment:
     """Attach to every target of the command line and of the configuration; recordings are loaded at once.
 
-    ``interval_ms`` of None means the configuration's, else 1000; ``rules`` of None the packaged ones. Raises
-    ``TargetError`` for a target that cannot be meant; what a target does when asked is told by its status instead.
+    ``interval_ms`` of None means the configuration's, else 1000; ``rules`` of None the packaged ones. A Prometheus
+    server is asked for ``lookback_ms`` of what the rules read, and of ``names``. Raises ``TargetError`` for a target
+    that cannot be meant; what a target does when asked is told by its status instead.
     """
     settings = load_config(config) if config is not None else Config()
     wanted = [*(parse_target(text) for text in targets), *settings.targets]
@@ -102,8 +105,15 @@ def attach(
     interval = interval_ms or settings.interval_ms or 1000
     store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
     ruleset = rules if rules is not None else RuleSet.load()
+    raw_names = ruleset.raw_names() | frozenset(names)
+
+    def source(target: Target) -> Source:
+        if target.kind == "prometheus":
+            return PrometheusSource(target, store, raw_names, lookback_ms=lookback_ms)
+        return _source(target, store, timeout_s)
+
     # Live targets first: where a recording holds the same series, what is there now is shown.
-    made = {target.shown: _source(target, store, timeout_s, ruleset) for target in sorted(wanted, key=_recorded)}
+    made = {target.shown: source(target) for target in sorted(wanted, key=_recorded)}
     sources = [made[target.shown] for target in wanted]
     view = View(store, ruleset, mode)
     return Attachment(store, view, Sampler(store, sources, interval), live, settings)
@@ -113,14 +123,12 @@ def _recorded(target: Target) -> bool:
     return target.kind == "recording"
 
 
-def _source(target: Target, store: SeriesStore, timeout_s: float, rules: RuleSet) -> Source:
+def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
     if target.kind == "recording" and target.path is not None:
         return RecordingSource(target.shown, target.path, store)
-    if target.kind == "http":
-        return HttpSource(target, store, timeout_s=timeout_s)
     if target.kind in ("file_sd", "http_sd"):
         return Discovery(target, lambda found: HttpSource(found, store, timeout_s=timeout_s))
-    return PrometheusSource(target, store, rules.raw_names())
+    return HttpSource(target, store, timeout_s=timeout_s)
 
 
 async def discover(timeout_s: float = _KNOCK_S) -> list[tuple[str, str]]:

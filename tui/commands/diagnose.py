@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from tui.commands import CommandError
 from tui.commands.errors import plain_errors
-from tui.commands.session import Session, add_target_arguments, attached, collect
+from tui.commands.session import HISTORY_MS, Session, add_target_arguments, attached, collect
 from tui.commands.when import Moment, duration_option, duration_text, moment_option, rfc3339
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from probes.rules import RuleSet
 
 LIVE_MS = 30_000
+_MARGIN_MS = 60_000  # what is asked for must not end where the data begins
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     with plain_errors():
         playbooks = load_playbooks(args.playbooks)
-        attachment = attached(args)
+        attachment = attached(args, lookback_ms=_lookback_ms(args))
         objectives = tuple(objective(text) for text in [*args.slo, *attachment.config.slo])
         for one in objectives:
             _check(one.check.test.expr)
@@ -67,6 +69,16 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(BrokenPipeError):  # `| head` must not turn a finding into exit 0
         _print(diagnosis, args)
     return diagnosis.exit_code(strict=args.strict)
+
+
+def _lookback_ms(args: argparse.Namespace) -> int:
+    """How far back from now a Prometheus server must be asked for the window, and for the one to compare it with."""
+    now = round(time.time() * 1000)
+    end = args.at.resolve(now) if args.at else now
+    back = now - end + (args.for_ms or HISTORY_MS)
+    if args.against:
+        back += max(0, end - args.against.resolve(end))
+    return back + _MARGIN_MS if back != HISTORY_MS else back
 
 
 def _check(text: str) -> None:

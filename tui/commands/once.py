@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from tui.commands import EXIT_NOTHING, EXIT_OK
 from tui.commands.errors import plain_errors
-from tui.commands.session import Session, add_target_arguments, attached, collect
+from tui.commands.session import Session, add_target_arguments, attached, collect, reach_ms
 from tui.commands.when import duration_option, moment_option
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with plain_errors():
-        session = collect(attached(args), args.for_ms)
+        session = collect(attached(args, lookback_ms=reach_ms(args.at)), args.for_ms)
     at_ms = args.at.resolve(session.end_ms) if args.at else session.end_ms
     panels, readings = reading(session, at_ms)
     if args.json:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tui.commands import EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
-from tui.commands.session import Session, add_target_arguments, attached, collect, nothing
+from tui.commands.session import Session, add_target_arguments, attached, collect, nothing, reach_ms
 from tui.commands.when import duration_option, duration_text, moment_option
 
 _SAME_LENGTH = "000001m"  # stands for $window while a broken expression is looked for, so that columns stay true
@@ -38,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError("--time asks for one instant; --start, --end and --step for a range: give one or the other")
     if not args.start and (args.end or args.step):
         raise CommandError("a range query needs --start")
-    _check(args.expr)
+    names = _names(args.expr)
     with plain_errors():
-        session = collect(attached(args), args.for_ms)
+        attachment = attached(args, lookback_ms=reach_ms(args.time, args.start, args.end), names=names)
+        session = collect(attachment, args.for_ms)
         if session.empty:
             raise nothing(session)
         data = ask(session, args)
@@ -55,16 +56,18 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _check(text: str) -> None:
-    """Refuse a broken expression before any target is asked."""
+def _names(text: str) -> set[str]:
+    """The metric names of an expression; a broken one is refused here, before any target is asked."""
+    from probes.promql.ast import VectorSelector, walk
     from probes.promql.errors import PromQLError
     from probes.promql.parse import parse
 
     try:
-        parse(text.replace("$window", _SAME_LENGTH))
+        expr = parse(text.replace("$window", _SAME_LENGTH))
     except PromQLError as error:
         error.text = text
         raise CommandError(error.render(caret=True)) from None
+    return {node.name for node in walk(expr) if isinstance(node, VectorSelector) and node.name}
 
 
 def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:

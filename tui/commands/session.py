@@ -6,21 +6,23 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.sources.base import SourceStatus
 from tui.commands import EXIT_NOTHING, CommandError
-from tui.commands.when import duration_option, duration_text
+from tui.commands.when import Moment, duration_option, duration_text
 
 if TYPE_CHECKING:
     from probes.attach import Attachment
     from probes.view import View
 
 MIN_WINDOW_MS = 60_000
+HISTORY_MS = 15 * 60_000  # of a Prometheus server, when nothing else is asked for
 TIMEOUT_S = 5.0
+_KNOCK_S = 1.0
 _WITH_HISTORY = frozenset(("recording", "prometheus"))
 _HOPELESS_CYCLES = 3
 _NEVER_CAME = frozenset(("refused", "http-error", "not-exposition", "no-permission"))
@@ -87,10 +89,17 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def attached(args: argparse.Namespace, max_bytes: int | None = None) -> Attachment:
+def attached(
+    args: argparse.Namespace,
+    *,
+    max_bytes: int | None = None,
+    lookback_ms: int = HISTORY_MS,
+    names: Iterable[str] = (),
+) -> Attachment:
     """Attach to what the words name; without any, to what is found on this host.
 
-    ``max_bytes`` bounds the window that is held; by default as much as the kind of target asks for.
+    ``max_bytes`` bounds the window that is held; by default as much as the kind of target asks for. A Prometheus
+    server is asked for ``lookback_ms`` of history, of what the rules read and of ``names``.
     """
     from probes.attach import attach
     from probes.rules import RuleSet
@@ -106,7 +115,16 @@ def attached(args: argparse.Namespace, max_bytes: int | None = None) -> Attachme
         rules=rules,
         timeout_s=args.timeout / 1000,
         max_bytes=max_bytes,
+        lookback_ms=lookback_ms,
+        names=names,
     )
+
+
+def reach_ms(*moments: Moment | None) -> int:
+    """History that a Prometheus server must be asked for, so that there is a window before each of these moments."""
+    now = round(time.time() * 1000)
+    back = max((now - moment.resolve(now) for moment in moments if moment), default=0)
+    return back + HISTORY_MS
 
 
 def scrapes(attachment: Attachment) -> bool:
@@ -118,14 +136,27 @@ def found_here() -> list[str]:
     """Metrics pages on this host's well-known ports; ``CommandError`` says how to attach when there is none."""
     from probes.attach import discover
 
-    found = [target for target, what in asyncio.run(discover()) if what != "Prometheus"]
+    listening = asyncio.run(discover())
+    found = asyncio.run(_pages([target for target, _ in listening])) if listening else []
     if not found:
         raise CommandError(
-            "no target given and nothing found on this host; attach with host:port (vLLM: the port of its API), "
+            "no target given and no metrics page found on this host; attach with host:port (vLLM: its API's port), "
             "prometheus+http://host:9090 or a recording's path, or try `kvtop demo`",
             EXIT_NOTHING,
         )
     return found
+
+
+async def _pages(targets: Sequence[str]) -> list[str]:
+    """Those that answer with a metrics page."""
+    from probes.attach import attach
+
+    attachment = attach(targets, timeout_s=_KNOCK_S)
+    try:
+        cycle = await attachment.cycle(round(time.time() * 1000), _KNOCK_S)
+    finally:
+        await attachment.close()
+    return [target for target, status in zip(targets, cycle.statuses, strict=True) if status.state == "fresh"]
 
 
 def collect(attachment: Attachment, for_ms: int = 0) -> Session:
