@@ -183,7 +183,8 @@ class Monitor(threading.Thread):
         observer = self._observer = self._observer or self._first_observer(cursor)
         now_is_shown = self._attachment.live and cursor.at_end
         faults = faults_of(self._statuses, now_ms, self._attachment.interval_ms) if now_is_shown else {}
-        rows, total = observer.observe(cursor.at_ms, cursor.start_ms, faults)
+        live = cursor.mode is Mode.LIVE
+        rows, total = observer.observe(cursor.at_ms, cursor.start_ms, faults, live=live)
         diagnosis = self._examiner.diagnosis
         return Snapshot(
             time_ms=cursor.at_ms,

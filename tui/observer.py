@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from probes.labels import Labels
+from tui.fleet import fleet, pooled, sound
 from tui.panels import CHARTED, PANELS, Merge, Panel
 from tui.quantity import age
 from tui.reading import (
@@ -22,12 +23,9 @@ from tui.reading import (
     ask_range,
     assemble,
     duration,
-    fleet,
     identities,
-    pooled,
     presence,
     restarted,
-    sound,
 )
 from tui.trail import History, Key, Trail
 from tui.vocabulary import vocabulary
@@ -56,12 +54,15 @@ class Observer:
         return self._seen
 
     def observe(
-        self, at_ms: int, start_ms: int, faults: Mapping[str, str]
+        self, at_ms: int, start_ms: int, faults: Mapping[str, str], *, live: bool = False
     ) -> tuple[tuple[EntityReading, ...], EntityReading]:
-        """The readings at a moment; data begins at ``start_ms``; ``faults`` maps instances to their source's fault."""
+        """The readings at a moment; data begins at ``start_ms``; ``faults`` maps instances to their source's fault.
+
+        ``live``: what changes slowly need not be asked at every tick.
+        """
         times = self._steps(at_ms, start_ms)
         if times:
-            self._ask(times)
+            self._ask(times, lazy=live and len(times) == 1)
             self._learn(at_ms)
         faults = {**self._down(at_ms), **faults}
         moment = Moment(
@@ -87,23 +88,23 @@ class Observer:
         if end is None or at_ms < end or at_ms - end > self.span_ms:
             self._history.clear()
             self._known.clear()
+            self._grids.clear()
             end = max(start_ms, at_ms - self.span_ms) - 1
         count = max(0, (at_ms - end - 1) // self.interval_ms)
         return range(at_ms - count * self.interval_ms, at_ms + 1, self.interval_ms)
 
-    def _ask(self, times: range) -> None:
+    def _ask(self, times: range, *, lazy: bool) -> None:
         window = duration(self.window_ms)
         many = len(self._known) != 1
-        self._grids = {panel.name: self._grid(panel.at(window), times) for panel in PANELS}
+        due = [panel for panel in PANELS if not (lazy and self._ticks % panel.every and panel.name in self._grids)]
+        for panel in due:
+            self._grids[panel.name] = self._grid(panel.at(window), times)
         for grid in self._grids.values():
             self._known.update((entity, times[-1]) for entity in grid if entity.get("instance"))
-        self._over_all = {}
-        if many:
-            self._over_all = {
-                panel.name: self._grid(panel.at(window, fleet=True), times)
-                for panel in PANELS
-                if panel.merge is Merge.EXPR and self._grids[panel.name]
-            }
+        for panel in due:
+            if panel.merge is Merge.EXPR:
+                asks = many and bool(self._grids[panel.name])
+                self._over_all[panel.name] = self._grid(panel.at(window, fleet=True), times) if asks else {}
         answers = [(name, self._grids[name]) for name in CHARTED]
         answers += [(panel.name, {FLEET: self._merged(panel, len(times))}) for panel in PANELS if panel.name in CHARTED]
         self._history.append(times, answers)
@@ -127,7 +128,7 @@ class Observer:
         if panel.merge is Merge.TOKENS:
             tokens = self._grids.get("kv:pool_tokens", {})
             share = pooled(
-                (_known(column[step]), _known(_at(tokens.get(entity), step))) for entity, column in grid.items()
+                (_known(column[step]), _known(_newest(tokens.get(entity)))) for entity, column in grid.items()
             )
             return math.nan if share is None else share
         return max(values) if panel.merge is Merge.MAX else math.fsum(values)
@@ -184,8 +185,8 @@ def _sound(value: float, grid: Grid, step: int) -> float:
     return math.nan if found is None else found
 
 
-def _at(column: tuple[float, ...] | None, step: int) -> float:
-    return math.nan if column is None else column[step]
+def _newest(column: tuple[float, ...] | None) -> float:
+    return column[-1] if column else math.nan
 
 
 def _known(value: float) -> float | None:

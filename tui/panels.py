@@ -39,7 +39,8 @@ class Panel:
     ``name`` is its key in a reading: the canonical series' own name, or that name with what was made of it
     (``kv:ttft_seconds:p99``). ``unit`` is the unit of the answer. ``needs`` are the canonical families without which
     there is no answer. ``warn`` and ``bad`` colour a value at or above them; most panels have none, because a
-    number without an objective is neither good nor bad.
+    number without an objective is neither good nor bad. ``every`` is the number of ticks between two questions on a
+    live screen, for what changes slowly.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Panel:
     warn: float | None = None
     bad: float | None = None
     windowed: bool = False
+    every: int = 1
 
     def at(self, window: str, *, fleet: bool = False) -> str:
         """The expression with ``$window`` filled in (a PromQL duration such as ``1m``)."""
@@ -113,6 +115,8 @@ def _share(name: str, title: str, short: str, hits: str, queries: str, meaning: 
     )
 
 
+_MEDIAN = {"draw": Draw.NUMBER, "every": 3}
+
 # The thresholds: a pool at its physical end (1.0) preempts or queues; 0.9 leaves the margin in which that begins to
 # show. A failed or expired transfer is bad at any rate. All else has no colour of its own.
 PANELS: tuple[Panel, ...] = (
@@ -136,6 +140,7 @@ PANELS: tuple[Panel, ...] = (
         ("kv:pool_blocks",),
         "Token capacity of the device pool; an engine that does not say: its blocks times the tokens of one",
         draw=Draw.NUMBER,
+        every=10,
     ),
     _gauge("kv:requests_running", "Running", "RUN", "requests", "Requests in the running batch"),
     _gauge("kv:requests_waiting", "Waiting", "WAIT", "requests", "Requests that wait to be scheduled"),
@@ -165,9 +170,11 @@ PANELS: tuple[Panel, ...] = (
     ),
     _rate("kv:prompt_tokens_total", "Prompt tokens", "IN", "tokens_per_second", "Prompt tokens admitted a second"),
     _rate("kv:generation_tokens_total", "Generated tokens", "OUT", "tokens_per_second", "Tokens generated a second"),
-    _quantile("kv:ttft_seconds", 0.5, "TTFT p50", "TTFT50", "Time to first token, median"),
+    _quantile("kv:ttft_seconds", 0.5, "TTFT p50", "TTFT50", "Time to first token, median", **_MEDIAN),
     _quantile("kv:ttft_seconds", 0.99, "TTFT p99", "TTFT99", "Time to first token, slowest of a hundred"),
-    _quantile("kv:inter_token_seconds", 0.5, "ITL p50", "ITL50", "Time between two tokens of a request, median"),
+    _quantile(
+        "kv:inter_token_seconds", 0.5, "ITL p50", "ITL50", "Time between two tokens of a request, median", **_MEDIAN
+    ),
     _quantile("kv:inter_token_seconds", 0.99, "ITL p99", "ITL99", "Time between two tokens, slowest of a hundred"),
     _quantile("kv:queue_seconds", 0.99, "Queue time p99", "QUEUE99", "Time in the waiting phase, slowest of a hundred"),
     _rate(
@@ -218,6 +225,7 @@ PANELS: tuple[Panel, ...] = (
         "How often the target's process started anew in the last 15 minutes",
         draw=Draw.COLUMN,
         warn=1.0,
+        every=5,
     ),
 )
 

@@ -9,7 +9,6 @@
 - Answer: one `EntityReading(labels, values)` an entity; ``values`` maps a panel's name (a ``kv:*`` name) to a
   `Reading(value, unit, state, age_s)`. ``as_json(at_ms, readings)`` is the document of `kvtop once --json`.
 
-`fleet(readings, panels, asked)` merges entities: sums are summed, ratios and quantiles are asked anew over all.
 Missing is never 0: no value is None with a state that says why. NaN is no data.
 """
 
@@ -18,16 +17,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Protocol
 
 from probes.labels import Labels
 from tui.panels import PANELS, Merge, Panel
 from tui.vocabulary import vocabulary
 
-_SLACK = 0.02  # interpolation within one bucket differs a little between one engine and all
-WORST = "the engines' buckets differ and cannot be added up: this is the worst engine's"
 _DIGITS = re.compile(r"(\d+)")
 SCHEMA = "kvscope.reading/1"
 
@@ -69,15 +67,15 @@ class EntityReading:
 
     labels: Mapping[str, str]
     values: Mapping[str, Reading] = field(default_factory=dict)
+    key: Labels = field(init=False, compare=False, repr=False)
+    """Its identity: the entity's own labels, without model or job."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", entity_of(Labels.of(self.labels)))
 
     @property
     def name(self) -> str:
         return entity_name(self.labels)
-
-    @property
-    def key(self) -> Labels:
-        """Its identity: the entity's own labels, without model or job."""
-        return entity_of(Labels.of(self.labels))
 
     @property
     def stale(self) -> bool:
@@ -114,6 +112,7 @@ Grid = Mapping[Labels, tuple[float, ...]]
 """Entity to one value a step; NaN where there is none."""
 
 
+@lru_cache(maxsize=8192)
 def entity_of(labels: Labels) -> Labels:
     """The entity that a series belongs to: its first label set present."""
     for names in _ENTITY_LABELS:
@@ -212,13 +211,14 @@ def identities(view: Asked, at_ms: int) -> dict[Labels, Mapping[str, str]]:
 
 
 def ages(view: Asked, at_ms: int) -> dict[str, float]:
-    """Instance to the age (s) of its newest sample, by the engine's own gauges, else by its scrape."""
+    """Instance to the age (s) of its newest sample: its last good scrape, else (no ``up``) its own gauges."""
     found: dict[str, float] = {}
-    for series in ("kv:up == 1", "kv:requests_running"):
-        name = f"({series})" if " " in series else series
-        for entity, column in ask(view, f"max by (instance) (timestamp({name}))", at_ms).items():
+    for series in ("(kv:up == 1)", "kv:requests_running"):
+        for entity, column in ask(view, f"max by (instance) (timestamp({series}))", at_ms).items():
             if column and not math.isnan(column[-1]):
                 found[entity.get("instance")] = max(0.0, at_ms / 1000 - column[-1])
+        if found:
+            break
     return found
 
 
@@ -305,103 +305,6 @@ def _absence(panel: Panel, instance: str, moment: Moment, fault: str) -> tuple[S
     if panel.windowed:
         return State.NOT_YET_SEEN, "needs two samples within the window"
     return State.GAP, "no sample now, though there was one"
-
-
-def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Mapping[str, Grid]) -> EntityReading:
-    """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step).
-
-    Engines whose values are stale count only where no other has a value: what a silent engine did last is no part of
-    what the fleet does now.
-    """
-    values = {}
-    answering = [row for row in readings if not row.stale]
-    for panel in panels:
-        if panel.merge is Merge.NONE:
-            continue
-        rows = answering if any(row.value(panel.name) is not None for row in answering) else readings
-        parts = [row.values[panel.name] for row in rows if panel.name in row.values]
-        if not parts:
-            continue
-        value = _merged(panel, rows, parts, asked.get(panel.name, {}))
-        values[panel.name] = _fleet_reading(panel, parts, value)
-        if panel.merge is Merge.EXPR and value is not None and _last_of(asked.get(panel.name, {})) != value:
-            values[panel.name] = replace(values[panel.name], why=WORST)
-    return EntityReading({}, values)
-
-
-def _merged(panel: Panel, rows: Sequence[EntityReading], parts: Sequence[Reading], grid: Grid) -> float | None:
-    numbers = [part.value for part in parts if part.value is not None]
-    if not numbers:
-        return None
-    if panel.merge is Merge.SUM:
-        return math.fsum(numbers)
-    if panel.merge is Merge.MAX:
-        return max(numbers)
-    if panel.merge is Merge.TOKENS:
-        return pooled([(row.value(panel.name), row.value("kv:pool_tokens")) for row in rows])
-    return sound(_last_of(grid), numbers)
-
-
-def _last_of(grid: Grid) -> float | None:
-    column = grid.get(FLEET, ())
-    return None if not column or math.isnan(column[-1]) else column[-1]
-
-
-def sound(value: float | None, parts: Sequence[float]) -> float | None:
-    """A ratio or quantile over all engines, if it can be right.
-
-    Over all, it lies between the least and the greatest of the engines' own. Where it does not, their histograms have
-    different buckets and cannot be added up: the greatest is then the honest bound.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if value is None or math.isnan(value):
-        return None
-    low, high = min(parts), max(parts)
-    return value if low * (1 - _SLACK) <= value <= high * (1 + _SLACK) else high
-
-
-def pooled(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
-    """Used tokens over all tokens, from (usage ratio, capacity) of each pool; one pool needs no capacity.
-
-    Several pools of which one has no known capacity cannot be merged: None, rather than a wrong mean.
-    """
-    known = [(usage, tokens) for usage, tokens in pairs if usage is not None]
-    if len(known) == 1:
-        return known[0][0]
-    if not known or any(tokens is None for _, tokens in known):
-        return None
-    total = math.fsum(tokens for _, tokens in known if tokens is not None)
-    return math.fsum(usage * tokens for usage, tokens in known if tokens is not None) / total if total > 0 else None
-
-
-# Of several reasons for no value, the one that is nearest to a value speaks for the fleet.
-_NEARNESS = (
-    State.FRESH,
-    State.RESET,
-    State.STALE,
-    State.NOT_YET_SEEN,
-    State.GAP,
-    State.NO_PERMISSION,
-    State.UNSUPPORTED,
-)
-
-
-def _fleet_reading(panel: Panel, parts: Sequence[Reading], value: float | None) -> Reading:
-    known = [part for part in parts if part.value is not None]
-    ages = [part.age_s for part in known if part.age_s is not None]
-    age = max(ages) if ages else None
-    if value is None:
-        if known:
-            return Reading(None, panel.unit, State.GAP, None, "cannot be merged: a pool's capacity is not known")
-        nearest = min(parts, key=lambda part: _NEARNESS.index(part.state))
-        return Reading(None, panel.unit, nearest.state, None, nearest.why)
-    stale = sum(part.state is State.STALE for part in known)
-    if stale:
-        return Reading(value, panel.unit, State.STALE, age, f"{stale} of {len(parts)} are stale")
-    if any(part.state is State.RESET for part in known):
-        return Reading(value, panel.unit, State.RESET, age, "a process restarted within the window")
-    return Reading(value, panel.unit, State.FRESH, age)
 
 
 def as_json(at_ms: int, readings: Sequence[EntityReading]) -> dict[str, object]:

@@ -21,8 +21,9 @@ from playbooks.verdict import (
 )
 from probes.labels import Labels
 from tui.cursor import Cursor, Mode
+from tui.fleet import fleet
 from tui.panels import BY_NAME, PANELS
-from tui.reading import FLEET, EntityReading, Reading, State, fleet, sort_key
+from tui.reading import FLEET, EntityReading, Reading, State, sort_key
 from tui.snapshot import Snapshot, SourceView
 from tui.trail import Key, Trail
 from tui.vocabulary import vocabulary

@@ -11,9 +11,10 @@ import pytest
 
 from probes.attach import Attachment, attach
 from probes.labels import Labels
+from tui.fleet import fleet, pooled, sound
 from tui.panels import BY_NAME, PANELS
 from tui.provenance import explain
-from tui.reading import FLEET, EntityReading, Reading, State, as_json, entity_of, fleet, pooled, read, sort_key, sound
+from tui.reading import FLEET, EntityReading, Reading, State, as_json, entity_of, read, sort_key
 
 START_S = 1_771_149_600
 STEP_S = 5

@@ -102,12 +102,16 @@ ASCII = Glyphs(
 )
 
 
+_SINGLE = frozenset("─━│╭╮╰╯▁▂▃▄▅▆▇█░…–−•→↑↓●◌▲▸▶‖┊✓·")
+"""Signs of our own, known to take one cell."""
+
+
 def cells(text: str) -> Iterator[str]:
     """One string a cell: control characters become ``?`` (a label may hold anything), wide ones take two cells."""
     for char in text:
         if char < " " or "\x7f" <= char < "\xa0":
             yield "?"
-        elif char < "\u0300":
+        elif char < "\u0300" or char in _SINGLE:
             yield char
         elif unicodedata.combining(char) or unicodedata.category(char) in ("Cf", "Mn", "Me", "Cc", "Cs"):
             continue

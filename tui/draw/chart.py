@@ -27,22 +27,20 @@ def area(canvas: Canvas, values: Sequence[float], top: float, style: str = "data
     A column without data stays empty (but for a faint dot on the base line): a hole is not a zero. A value of 0 draws
     the lowest eighth. Higher lines are brighter. ``onset`` marks a column.
     """
-    levels = canvas.glyphs.blocks
-    steps = canvas.height * 8
-    shades = [shade(style, row, canvas.height) for row in range(canvas.height)]
-    for x, value in enumerate(values[: canvas.width]):
-        if math.isnan(value):
-            canvas.put(x, canvas.height - 1, " " if canvas.glyphs.ascii else "·", "faint")
-            height = 0
-        else:
-            height = max(1, min(steps, round(value / top * steps)))
-        for row in range(canvas.height):
-            filled = min(8, max(0, height - row * 8))
-            y = canvas.height - 1 - row
-            if filled:
-                canvas.put(x, y, levels[filled], shades[row])
-            elif x == onset:
-                canvas.put(x, y, canvas.glyphs.onset, "onset")
+    levels, steps = canvas.glyphs.blocks, canvas.height * 8
+    shown = values[: canvas.width]
+    heights = [0 if math.isnan(value) else max(1, min(steps, round(value / top * steps))) for value in shown]
+    for row in range(canvas.height):
+        y, low = canvas.height - 1 - row, row * 8
+        line = "".join([levels[min(8, max(0, height - low))] for height in heights])
+        if not line.isspace():
+            canvas.put(0, y, line, shade(style, row, canvas.height))
+        if onset is not None and onset < len(heights) and heights[onset] <= low:
+            canvas.put(onset, y, canvas.glyphs.onset, "onset")
+    hole = " " if canvas.glyphs.ascii else "·"
+    for x, value in enumerate(shown):
+        if math.isnan(value) and x != onset:
+            canvas.put(x, canvas.height - 1, hole, "faint")
 
 
 SHADES = 4

@@ -99,6 +99,7 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     places = [*range(pinned), *range(first + pinned, min(first + room, total) + pinned)]
     for y, place in enumerate(places, start=1):
         if place < len(lines):
+            canvas.hit(f"app.select_row({place})", 0, y)
             _row(canvas, y, lines[place], columns, name_width, shot, look, chosen=place == index)
         else:
             _silent_row(canvas, y, silent[place - len(lines)])
@@ -159,7 +160,6 @@ def _row(
     model = row.labels.get("model_name", "")
     if model and x + 2 < name_width:
         canvas.put(x + 1, y, model, "muted", width=name_width - x)
-    canvas.hit(f"app.select_row({_place(shot, look, row)})", 0, y)
     x = 2 + name_width
     for column in columns:
         _cell(canvas, x, y, column, row, shot)
@@ -183,10 +183,6 @@ def _text(canvas: Canvas, column: Column, row: EntityReading) -> str:
     reading, panel = row.values.get(column.panel), BY_NAME[column.panel]
     text = text_of(None if reading is None else reading.value, panel.unit, canvas.glyphs.none)
     return f"{text:>6}" if panel.draw is Draw.BAR else text[: column.width]
-
-
-def _place(shot: Snapshot, look: Look, row: EntityReading) -> int:
-    return next(i for i, other in enumerate(table_rows(shot, look)) if other is row)
 
 
 def _cell(canvas: Canvas, x: int, y: int, column: Column, row: EntityReading, shot: Snapshot) -> None:
