@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from probes.columns import is_absent
+from probes.columns import Times, is_absent
 from probes.labels import Labels
 from probes.series import SeriesStore
 from probes.sources.base import SourceStatus, State
@@ -25,6 +25,7 @@ LOOKBACK_MS = 15 * 60_000
 POLL_MS = 5_000
 """Least time between two polls: a server has nothing newer than its own scrape interval (policy)."""
 STALE_MS = 5 * 60_000
+_TARGET = ("job", "instance")
 _OVERLAP_MS = 120_000
 _NAMES_A_QUERY = 40
 _MAX_BYTES = 256 << 20
@@ -58,7 +59,8 @@ class PrometheusSource:
         self._target = target
         self._store = store
         self._info = info or info_labels()
-        self._names = sorted({_stored_name(name, self._info) for name in names} | {"up"})
+        stored = {_stored_name(name, self._info) for name in names} - {"up"}
+        self._names = ["up", *sorted(stored)]  # up first: see _newest_whole
         self._lookback_ms = lookback_ms
         self._newest_ms: int | None = None
         self._polled_ms: int | None = None
@@ -99,7 +101,9 @@ class PrometheusSource:
         labels = list(found.labels)
         stamps = np.rint(np.array(found.times) * 1000).astype(np.int64)
         series = np.array(found.series, dtype=np.int64)
-        blocks = list(blocks_of(labels, series, stamps, np.array(found.values), self._info))
+        whole = stamps <= _newest_whole(labels, series, stamps)[series] if len(stamps) else np.ones(0, dtype=np.bool_)
+        stamps, series = stamps[whole], series[whole]
+        blocks = list(blocks_of(labels, series, stamps, np.array(found.values)[whole], self._info))
         fresh = sum(self._write(block) for block in blocks)
         self.step_ms = max((block.step_ms for block in blocks), default=0) or self.step_ms
         self._newest_ms = max(int(stamps.max()), self._newest_ms or 0) if len(stamps) else self._newest_ms
@@ -185,6 +189,20 @@ def matrix_of(response: Response) -> Iterator[tuple[Labels, list[tuple[float, st
             yield Labels.of(series["metric"]), series.get("values", [])
     except (KeyError, TypeError, AttributeError):
         raise FetchError("not-exposition", "the answer is not that of a Prometheus: is the URL right?") from None
+
+
+def _newest_whole(labels: list[Labels], series: Times, stamps: Times) -> Times:
+    """Per series, the time of its target's newest scrape that all queries of a round could see.
+
+    A scrape may come between two queries; its first names are then missing, and would look as if they had gone.
+    ``up`` is asked first and a scrape is stored whole, so what is newer than a target's newest ``up`` waits for the
+    next round.
+    """
+    newest = np.full(len(labels), np.iinfo(np.int64).min, dtype=np.int64)
+    np.maximum.at(newest, series, stamps)
+    of_target = {one.only(_TARGET): int(newest[at]) for at, one in enumerate(labels) if one.name == "up"}
+    latest = np.iinfo(np.int64).max
+    return np.array([of_target.get(one.only(_TARGET), latest) for one in labels], dtype=np.int64)
 
 
 def _stored_name(name: str, info: InfoLabels) -> str:

@@ -48,7 +48,9 @@ class Session:
         window that is only partly filled would be too low)."""
         wanted = max(4 * self.interval_ms, MIN_WINDOW_MS)
         held = self.end_ms - self.start_ms
-        return min(wanted, held) if held > 0 else wanted
+        if held <= 0:
+            return wanted
+        return min(wanted, held // 1000 * 1000 or held)
 
     @property
     def scraped(self) -> bool:

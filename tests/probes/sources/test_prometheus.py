@@ -53,8 +53,24 @@ async def test_history_is_filled_and_then_followed() -> None:
         ups = frame.values[frame.labels.index(UP)]
         assert np.array_equal(ups, [1, 1, 0])
         query = parse_qs(endpoint.requests[0].split(b"\r\n\r\n", 1)[1].decode())["query"][0]
-        assert query == '{__name__=~"a_total|up|vllm:cache_config_info"}[900s]'
+        assert query == '{__name__=~"up|a_total|vllm:cache_config_info"}[900s]'
         assert b"POST /api/v1/query " in endpoint.requests[0]
+        await found.close()
+
+
+async def test_a_scrape_between_two_queries_waits_for_the_next_round() -> None:
+    other = Labels.of({"job": "j", "instance": "i"}, name="a_total")
+    foreign = Labels.of({"job": "pushed", "instance": "i"}, name="a_total")
+    with Endpoint() as endpoint:
+        endpoint.serve(answer({UP: [(10.0, "1")], other: [(10.0, "1"), (25.0, "2")], foreign: [(26.0, "9")]}))
+        store = SeriesStore()
+        found = source(endpoint, store)
+        await found.collect(30_000)
+        assert store.latest(other) == (10_000, 1.0), "half a scrape is no scrape"
+        assert store.latest(foreign) == (26_000, 9.0), "what has no up is taken as it comes"
+        endpoint.serve(answer({UP: [(10.0, "1"), (25.0, "1")], other: [(10.0, "1"), (25.0, "2")]}))
+        await found.collect(45_000)
+        assert store.latest(other) == (25_000, 2.0)
         await found.close()
 
 
@@ -124,7 +140,7 @@ async def test_a_real_prometheus(tmp_path: Path) -> None:
             now = await _until_fresh(attachment)
             usage = attachment.view.instant("kv:pool_usage_ratio", now)
             assert usage.values.tolist() == [[0.25]]  # type: ignore[union-attr]
-            assert attachment.interval_ms == 1000
+            assert attachment.interval_ms == pytest.approx(1000, rel=0.2)  # a busy server scrapes unevenly
             await attachment.close()
         finally:
             server.terminate()
