@@ -114,7 +114,15 @@ def _schema(document: Document) -> Iterator[Problem]:
     for error in sorted(validator.iter_errors(document.front), key=lambda e: list(map(str, e.absolute_path))):
         place = tuple(error.absolute_path)
         where = ".".join(map(str, place)) or "front matter"
-        yield Problem(document.path, document.line(*place), f"{where}: {_plain(error)}")
+        extra = _extra(error)
+        yield Problem(document.path, document.line(*place, *extra[:1]), f"{where}: {_plain(error)}")
+
+
+def _extra(error: Any) -> list[str]:
+    """Keys that the schema does not know."""
+    if error.validator != "additionalProperties":
+        return []
+    return sorted(set(error.instance) - set(error.schema.get("properties", {})))
 
 
 def _plain(error: Any) -> str:
@@ -123,8 +131,7 @@ def _plain(error: Any) -> str:
             missing = [name for name in error.validator_value if name not in error.instance]
             return f"{', '.join(map(repr, missing))} is missing; add it"
         case "additionalProperties":
-            extra = sorted(set(error.instance) - set(error.schema.get("properties", {})))
-            return f"unknown key {', '.join(map(repr, extra))}; remove it or mend its spelling"
+            return f"unknown key {', '.join(map(repr, _extra(error)))}; remove it or mend its spelling"
         case "enum":
             return f"{error.instance!r} is none of {', '.join(map(str, error.validator_value))}"
         case "minItems" | "minProperties":
@@ -152,7 +159,8 @@ def _tests(document: Document) -> Iterator[Problem]:
         if not used:
             message = f"test {name!r} is used by no pattern; require, support or refute with it, or remove it"
             yield Problem(document.path, document.line("tests", name), message)
-        if test.get("kind", "metrics") == "metrics" and not signals(_expanded(str(test["expr"]))):
+        asked = _expanded(str(test["expr"]))
+        if test.get("kind", "metrics") == "metrics" and asked is not None and not signals(asked):
             message = f"test {name!r} asks for no kv:* signal; write it over canonical names"
             yield Problem(document.path, document.line("tests", name, "expr"), message)
 
@@ -189,11 +197,11 @@ def _formulas(document: Document) -> Iterator[Problem]:
         yield from _expression(document, ("alert", "expr"), str(front["alert"]["expr"]))
 
 
-def _expanded(text: str) -> str:
+def _expanded(text: str) -> str | None:
     try:
         return expand(text)
     except TermError:
-        return text
+        return None
 
 
 def _expression(document: Document, place: tuple[str | int, ...], text: str) -> Iterator[Problem]:
