@@ -43,6 +43,10 @@ def finding(item: Finding, width: int, glyphs: Glyphs, runbook: str = "") -> Ite
         for command in item.confirm:
             yield from code(command.command, width)
             yield [(f"    {command.safety}", "warn" if command.safety != "read-only" else "muted")]
+    yield from _section("Expressions behind the evidence")
+    for proof in item.evidence:
+        yield [(f"  {proof.test}", "muted")]
+        yield from code(proof.expr, width, "    ")
     if runbook or item.doc:
         yield from _section("Runbook")
         yield from markdown(runbook or item.doc, width)
@@ -69,11 +73,15 @@ def _bullets(title: str, items: Sequence[str], width: int, glyphs: Glyphs) -> It
 def evidence(proof: Evidence, width: int, glyphs: Glyphs) -> Iterator[Line]:
     """What was asked, what came back, and why the line lies where it lies."""
     yield from wrapped(proof.says or proof.test, width, "text", f"  {glyphs.ok} ")
-    against = f"{proof.value:.4g} {proof.op} {proof.threshold:.4g}"
+    against = f"{_plain(proof.value)} {proof.op} {_plain(proof.threshold)}"
     basis = f"{proof.basis}: {proof.source}" if proof.source else proof.basis
-    yield [("      ", "text"), (against, "value"), (f"  over {age(proof.window_s)}, {proof.kind}", "muted")]
-    yield from wrapped(f"threshold: {basis}", width, "muted", "      ")
-    yield from code(proof.expr, width, "      ")
+    about = f"over {age(proof.window_s)}, {proof.kind}; threshold: {basis}"
+    for index, line in enumerate(wrapped(about, width, "muted", " " * (len(against) + 8))):
+        yield [("      ", "text"), (against, "value"), ("  ", "text"), line[1]] if index == 0 else line
+
+
+def _plain(value: float) -> str:
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _refuted(item: Finding, width: int, glyphs: Glyphs) -> Iterator[Line]:

@@ -59,7 +59,11 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look, runbook: Runbook = lambda c
         return
     if canvas.width >= _SIDE_FROM:
         wide = min(70, canvas.width * 2 // 5)
-        _list(canvas.area(0, 0, wide, canvas.height), shot, listed, look)
+        core = shot.diagnosis.core if shot.diagnosis and listed else ()
+        low = min(len(core) * 2 + 2, canvas.height // 2) if core else 0
+        _list(canvas.area(0, 0, wide, canvas.height - low), shot, listed, look)
+        if core:
+            _core(canvas.area(0, canvas.height - low, wide, low).frame("What healthy rests on"), core)
         rest = canvas.area(wide + 1, 0, canvas.width - wide - 1, canvas.height)
     else:
         high = min(canvas.height // 2, max(4, len(listed) + 2) + _core_height(shot, listed))

@@ -37,7 +37,7 @@ TILES: tuple[Tile, ...] = (
     Tile("Prefix hits", "kv:prefix_hit_ratio", (("ext", "kv:external_prefix_hit_ratio"),)),
     Tile("TTFT p99", "kv:ttft_seconds:p99", (("p50", "kv:ttft_seconds:p50"),)),
     Tile("Preemptions", "kv:preemptions:rate", (("rst", "kv:restarts"),)),
-    Tile("Generated", "kv:generation_tokens:rate", (("in", "kv:prompt_tokens:rate"),), "tok"),
+    Tile("Tokens generated", "kv:generation_tokens:rate", (("in", "kv:prompt_tokens:rate"),)),
     Tile("Queue time p99", "kv:queue_seconds:p99"),
     Tile("ITL p99", "kv:inter_token_seconds:p99", (("p50", "kv:inter_token_seconds:p50"),)),
     Tile("KV transfers", "kv:transfer_bytes_sum:rate", (("p99", "kv:transfer_seconds:p99"),)),
@@ -178,10 +178,14 @@ def _history(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, ons
         _axis(canvas, shot, top, BY_NAME[tile.main].unit, at, onset)
 
 
+def _span(span_ms: int) -> str:
+    return f"{span_ms // 60_000}m" if span_ms % 60_000 == 0 else age(span_ms / 1000)
+
+
 def _axis(canvas: Canvas, shot: Snapshot, top: float, unit: str, at: int | None, onset: int | None) -> None:
     y = canvas.height - 1
     canvas.rule(y, "faint")
-    begin = canvas.put(0, y, f"{canvas.glyphs.minus}{age(shot.span_ms / 1000)}", "faint")
+    begin = canvas.put(0, y, f"{canvas.glyphs.minus}{_span(shot.span_ms)}", "faint")
     end = canvas.right(canvas.width, y, f"max {text_of(top, unit)}", "faint")
     if at is not None and onset is not None:
         mark = f"{canvas.glyphs.up}{clock(onset)}"
