@@ -1,4 +1,4 @@
-"""kvtop attached to a real vLLM: ``make test-vllm`` (an own environment of about 4 GB, ten minutes).
+"""kvtop attached to a real vLLM: ``make test-vllm`` (an own environment of about 4 GB, ten to fifteen minutes).
 
 Every workload runs once; the tests then ask what the engine, the client and kvtop said about it. docs/vllm-lab.md
 tells how to hold such an engine by hand.
