@@ -13,10 +13,7 @@ from probes.rules import RuleSet
 from probes.sampler import Cycle, Sampler
 from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
-from probes.sources.discovery import Discovery
 from probes.sources.http import TIMEOUT_S, HttpSource
-from probes.sources.prometheus import LOOKBACK_MS, PrometheusSource
-from probes.sources.recording import RecordingSource
 from probes.target import Target, TargetError, parse_target
 from probes.view import View
 
@@ -52,10 +49,13 @@ class Attachment:
     def interval_ms(self) -> int:
         """The sampling interval; recordings alone, or a server that samples more slowly, set it by their step."""
         if not self.live:
-            steps = [s.step_ms for s in self.sources if isinstance(s, RecordingSource) and s.step_ms]
-            return min(steps, default=self.sampler.interval_ms)
-        served = [s.step_ms for s in self.sources if isinstance(s, PrometheusSource)]
-        return max(self.sampler.interval_ms, *served, 1)
+            return min(self._steps("recording"), default=self.sampler.interval_ms)
+        return max(self.sampler.interval_ms, *self._steps("prometheus"), 1)
+
+    def _steps(self, kind: str) -> list[int]:
+        """The steps of the sources of a kind that samples by itself."""
+        steps = [int(getattr(source, "step_ms", 0)) for source in self.sources if source.status.kind == kind]
+        return [step for step in steps if step]
 
     async def cycle(self, now_ms: int, patience_s: float | None = None) -> Cycle:
         """Ask every source once, waiting ``patience_s`` at most (default: the interval); see ``Sampler.cycle``."""
@@ -87,7 +87,7 @@ def attach(
     rules: RuleSet | None = None,
     timeout_s: float = TIMEOUT_S,
     max_bytes: int | None = None,
-    lookback_ms: int = LOOKBACK_MS,
+    lookback_ms: int | None = None,
     names: Iterable[str] = (),
 ) -> Attachment:
     """Attach to every target of the command line and of the configuration; recordings are loaded at once.
@@ -109,7 +109,9 @@ def attach(
 
     def source(target: Target) -> Source:
         if target.kind == "prometheus":
-            return PrometheusSource(target, store, raw_names, lookback_ms=lookback_ms)
+            from probes.sources.prometheus import LOOKBACK_MS, PrometheusSource
+
+            return PrometheusSource(target, store, raw_names, lookback_ms=lookback_ms or LOOKBACK_MS)
         return _source(target, store, timeout_s)
 
     # Live targets first: where a recording holds the same series, what is there now is shown.
@@ -124,9 +126,14 @@ def _recorded(target: Target) -> bool:
 
 
 def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
+    """A source of the target's kind; each kind is imported when it is first asked for."""
     if target.kind == "recording" and target.path is not None:
+        from probes.sources.recording import RecordingSource
+
         return RecordingSource(target.shown, target.path, store)
     if target.kind in ("file_sd", "http_sd"):
+        from probes.sources.discovery import Discovery
+
         return Discovery(target, lambda found: HttpSource(found, store, timeout_s=timeout_s))
     return HttpSource(target, store, timeout_s=timeout_s)
 

@@ -86,7 +86,7 @@ def apply(grid: Grid, steps: Steps, closed: bool, kernel: Kernel, minimum: int) 
     low, high = bounds(grid.times, steps, closed)
     mask = gaps(grid.values)
     counts = high - low
-    for count in np.unique(counts).tolist():
+    for count in sorted(set(counts.tolist())):  # np.unique would import numpy.ma
         if count < minimum:
             continue
         chosen = np.flatnonzero(counts == count)
@@ -158,7 +158,7 @@ def by_count(held: Mask, minimum: int = 1) -> Iterator[tuple[Rows, Rows]]:
     """
     counts = held.sum(axis=0)
     front = np.argsort(~held, axis=0, kind="stable")
-    for count in np.unique(counts).tolist():
+    for count in sorted(set(counts.tolist())):  # np.unique would import numpy.ma
         if count >= minimum and count > 0:
             columns = np.flatnonzero(counts == count)
             yield columns, front[:count, columns]

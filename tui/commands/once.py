@@ -55,11 +55,15 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     from tui.commands.seen import seen
     from tui.panels import PANELS, raw_panels
     from tui.reading import read
-    from tui.vocabulary import raw_vocabulary
 
-    vocabulary = {name: entry for name, entry in raw_vocabulary().items() if not name.startswith(_OF_THE_SCRAPE)}
+    rules = cast("RuleSet", session.view.rules)
+    vocabulary = {
+        entry.name: {"type": entry.type, "unit": entry.unit, "meaning": entry.meaning}
+        for entry in rules.vocabulary
+        if not entry.name.startswith(_OF_THE_SCRAPE)
+    }
     needs = [need for panel in PANELS for need in panel.needs]
-    known = seen(session.attachment.store, cast("RuleSet", session.view.rules), [*needs, *vocabulary], at_ms)
+    known = seen(session.attachment.store, rules, [*needs, *vocabulary], at_ms)
     raw = raw_panels({name: entry for name, entry in vocabulary.items() if known[name]})
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
     panels = (*PANELS, *raw)
