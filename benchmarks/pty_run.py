@@ -33,6 +33,11 @@ class Watched:
     output_bytes: int
 
 
+def user_env() -> dict[str, str]:
+    """The environment without what changes how fast Python starts (it would compile every module at every start)."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 class Terminal:
     """One child in a pseudo-terminal of the given size; a thread drains what it writes and looks for ``data``."""
 
@@ -47,7 +52,7 @@ class Terminal:
         if self.pid == 0:
             # The size must be there before the program asks for it.
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execvpe(argv[0], argv, {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"})
+            os.execvpe(argv[0], argv, {**user_env(), "TERM": "xterm-256color", "COLORTERM": "truecolor"})
         self._done = threading.Event()
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
