@@ -15,14 +15,12 @@ from textual.binding import Binding, BindingType
 
 from tui.cursor import Cursor
 from tui.draw.canvas import ASCII, UNICODE
-from tui.draw.findings import entries
 from tui.draw.table import columns_shown, table_rows
 from tui.look import Look, selected
 from tui.messages import Explained, Failed, Ticked
 from tui.options import Options
 from tui.painting import LEAST, Scene
 from tui.panels import BY_NAME
-from tui.seek import SeekError, moment_of
 from tui.snapshot import Snapshot, nothing_yet
 from tui.themes import MONO, THEMES, Palette
 from tui.widgets.pane import Pane
@@ -94,7 +92,8 @@ class KvtopApp(App[int]):
         window_ms = options.window_ms or max(60_000, 4 * options.interval_ms)
         self.scene = Scene(nothing_yet(options.interval_ms, window_ms, options.label))
         self.says = ""
-        self._monitor = monitor(self)
+        self._make_monitor = monitor
+        self._monitor: Monitored = _Still()
         self._flash_timer = 0
 
     def compose(self) -> ComposeResult:
@@ -108,7 +107,12 @@ class KvtopApp(App[int]):
 
     def on_mount(self) -> None:
         self.screen.styles.background = self._palette.background or "ansi_default"
-        self.call_after_refresh(self._monitor.start)  # its imports must not hold up the first picture
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """Start the monitor, after the first picture: its imports must not hold that up."""
+        self._monitor = self._make_monitor(self)
+        self._monitor.start()
 
     def on_unmount(self) -> None:
         self._monitor.stop()
@@ -172,6 +176,8 @@ class KvtopApp(App[int]):
     def action_pick(self, index: int) -> None:
         look, shot = self.scene.look, self.scene.shot
         if look.screen == "findings":
+            from tui.draw.findings import entries
+
             last = len(entries(shot.diagnosis, self._glyphs)) - 1
             self._see(replace(look, item=min(max(index, 0), max(0, last)), scroll=0))
         elif look.screen == "sources":
@@ -289,6 +295,8 @@ class KvtopApp(App[int]):
         return action == "quit" or self.scene.prompt is None
 
     def _sought(self, text: str) -> None:
+        from tui.seek import SeekError, moment_of
+
         self.scene.prompt = None
         try:
             at_ms = moment_of(text, self.scene.shot.cursor)
@@ -312,9 +320,13 @@ def run(attach: Callable[[], Attachment], options: Options) -> int:
 
     Raises ``TargetError`` for a target that cannot be meant, after the screen is closed again.
     """
-    from tui.monitor import Monitor
 
-    app = KvtopApp(lambda made: Monitor(attach, made.post_message, options), options)
+    def monitor(made: KvtopApp) -> Monitored:
+        from tui.monitor import Monitor
+
+        return Monitor(attach, made.post_message, options)
+
+    app = KvtopApp(monitor, options)
     # The diagnosis is Python, in another thread: it must hand over quickly when a key comes.
     sys.setswitchinterval(0.001)
     code = app.run() or 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from textual.message import Message
 
-from tui.provenance import Provenance
-from tui.snapshot import Snapshot
+if TYPE_CHECKING:
+    from tui.provenance import Provenance
+    from tui.snapshot import Snapshot
 
 
 class Ticked(Message):

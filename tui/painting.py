@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tui.draw import findings, keys, overview, popup, sources, verdict
+from tui.draw import keys, overview, verdict
 from tui.draw.canvas import Canvas
 from tui.look import Look, selected
-from tui.provenance import Provenance
 from tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from tui.provenance import Provenance
 
 LEAST = (80, 24)
 
@@ -16,6 +19,8 @@ LEAST = (80, 24)
 @dataclass(slots=True)
 class Scene:
     """All that painting needs; the app changes it, the panes only read it.
+
+    What the first picture does without is imported when it is asked for.
 
     ``over`` is what lies over the screen: "" (nothing), "help" or "origin"; ``prompt`` is the seek line being typed.
     """
@@ -33,14 +38,22 @@ class Scene:
 
     def body(self, canvas: Canvas) -> None:
         if self.look.screen == "findings":
+            from tui.draw import findings
+
             findings.draw(canvas, self.shot, self.look, lambda cause: self.shot.pages.get(cause, ""))
         elif self.look.screen == "sources":
+            from tui.draw import sources
+
             sources.draw(canvas, self.shot, self.look)
         else:
             overview.draw(canvas, self.shot, self.look)
         self._overlay(canvas)
 
     def _overlay(self, canvas: Canvas) -> None:
+        if not self.over:
+            return
+        from tui.draw import popup
+
         inner = popup.size(canvas.width) - 4
         if self.over == "help":
             popup.draw(canvas, "Help: esc closes", popup.help_lines(inner, canvas.glyphs), self.over_scroll)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from playbooks.verdict import Diagnosis, Event
 from probes.labels import Labels
 from tui.cursor import Cursor, Mode
 from tui.reading import EntityReading
 from tui.trail import NO_TRAIL, Key, Trail
+
+if TYPE_CHECKING:
+    from playbooks.verdict import Diagnosis, Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui.draw import events, findings, table, tiles
+from tui.draw import events, table, tiles
 from tui.draw.canvas import Canvas
 from tui.look import Look
 from tui.snapshot import Snapshot
@@ -18,6 +18,8 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
         main = canvas.area(0, 0, canvas.width - wide - 1, canvas.height)
         aside = canvas.area(canvas.width - wide, 0, wide, canvas.height)
         low = 8 if canvas.height >= 30 else 5
+        from tui.draw import findings  # the narrow first picture does without
+
         findings.draw_aside(aside.area(0, 0, wide, canvas.height - low), shot)
         events.draw(aside.area(0, canvas.height - low, wide, low), shot)
     strip = 1 if main is canvas else 0

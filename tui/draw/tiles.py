@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from playbooks.verdict import Finding
 from probes.labels import Labels
 from tui.draw import chart
 from tui.draw.canvas import Canvas, width_of
@@ -15,6 +15,9 @@ from tui.panels import BY_NAME, Draw, Panel
 from tui.quantity import age, clock, text_of
 from tui.reading import EntityReading, Reading, State
 from tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from playbooks.verdict import Finding
 
 _DEAD = (State.UNSUPPORTED, State.NO_PERMISSION)
 MIN_WIDTH = 19

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from playbooks.verdict import Diagnosis, Finding, Overall, Verdict
 from tui.cursor import Cursor, Mode
 from tui.draw.canvas import Canvas, Glyphs, width_of
 from tui.quantity import age, clock, percent
 from tui.reading import entity_name
 from tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from playbooks.verdict import Diagnosis, Finding
 
 SCREENS = ("overview", "findings", "sources")
 HEIGHT = 3
@@ -72,12 +75,12 @@ def banner(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str]:
         return "banner_unknown", f"{glyphs.unknown} cannot tell: {shot.trouble}"
     if diagnosis is None:
         return "banner_wait", f"{glyphs.wait} {waiting(shot)}"
-    if diagnosis.verdict is Overall.HEALTHY:
+    if diagnosis.verdict == "healthy":
         more = f"; {_count(len(diagnosis.unknown), 'cause')} could not be decided" if diagnosis.unknown else ""
         return "banner_ok", f"{glyphs.ok} healthy{more}"
     if diagnosis.findings:
         first = diagnosis.findings[0]
-        style = "banner_warn" if first.verdict is Verdict.SUSPECTED else "banner_bad"
+        style = "banner_warn" if first.verdict == "suspected" else "banner_bad"
         return style, f"{glyphs.bad} {_count(len(diagnosis.findings), 'finding')}: {headline(first)}"
     return "banner_unknown", f"{glyphs.unknown} cannot tell: {silence(shot) or doubt(diagnosis)}"
 
