@@ -55,6 +55,7 @@ def app_on(shot: Snapshot) -> tuple[KvtopApp, list[Recorded]]:
 async def test_screens_by_number_and_tab() -> None:
     app, _ = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         for key, words in (
             ("2", "EVIDENCE"),
             ("3", "SAMPLES"),
@@ -71,6 +72,7 @@ async def test_screens_by_number_and_tab() -> None:
 async def test_pause_step_home_end_and_speed_move_the_cursor() -> None:
     app, made = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         await pilot.press("space")
         assert made[0].cursor.mode is Mode.PAUSED
         assert "paused" in shown(app, "top")
@@ -88,6 +90,7 @@ async def test_pause_step_home_end_and_speed_move_the_cursor() -> None:
 async def test_seek_takes_the_keys_until_enter() -> None:
     app, made = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         await pilot.press("slash", *"10:02:15")
         assert "seek to 10:02:15" in shown(app, "bottom")
         assert app.scene.look.screen == "overview"  # 1 and 2 were typed, not obeyed
@@ -102,6 +105,7 @@ async def test_seek_takes_the_keys_until_enter() -> None:
 async def test_enter_opens_the_finding_and_escape_closes_it() -> None:
     app, _ = app_on(replace(pictures.incident(), pages={"kv-capacity-exhausted": "# Meaning\n\nThe pool is *full*."}))
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         await pilot.press("2", "enter")
         assert "since 10:02:15" not in shown(app, "body")  # the list is gone, the card has the room
         await pilot.press(*["pagedown"] * 6)
@@ -117,6 +121,7 @@ async def test_enter_opens_the_finding_and_escape_closes_it() -> None:
 async def test_a_number_tells_where_it_comes_from() -> None:
     app, made = app_on(pictures.incident())
     async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
         await pilot.press("down", "full_stop", "enter")
         panel, entity, at_ms = made[0].asked[-1]
         assert (panel, entity.get("instance"), at_ms) == ("kv:requests_running", "pod-1:8000", pictures.NOW)
@@ -137,6 +142,7 @@ async def test_a_number_tells_where_it_comes_from() -> None:
 async def test_an_answer_for_another_number_is_not_shown() -> None:
     app, _ = app_on(pictures.incident())
     async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
         await pilot.press("p")
         app.post_message(Explained(Provenance("kv:restarts", Labels.of(), 0, "60s", "other()")))
         await pilot.pause()
@@ -146,6 +152,7 @@ async def test_an_answer_for_another_number_is_not_shown() -> None:
 async def test_sort_by_the_selected_number_and_back() -> None:
     app, _ = app_on(pictures.sixteen())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         await pilot.press("s")
         assert shown(app, "body").index("pod-16:8000") < shown(app, "body").index("pod-15:8000")
         assert "sorted by Pool in use" in shown(app, "bottom")
@@ -156,6 +163,7 @@ async def test_sort_by_the_selected_number_and_back() -> None:
 async def test_help_explains_every_number() -> None:
     app, _ = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         await pilot.press("question_mark")
         assert "quit at once" in shown(app, "body")
         seen = ""
@@ -171,6 +179,7 @@ async def test_help_explains_every_number() -> None:
 async def test_themes_go_round() -> None:
     app, _ = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         names = []
         for _ in range(4):
             await pilot.press("t")
@@ -182,6 +191,7 @@ async def test_themes_go_round() -> None:
 async def test_a_click_selects_an_engine_and_explains_a_tile() -> None:
     app, made = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         lines = shown(app, "body").splitlines()
         y = next(i for i, line in enumerate(lines) if "pod-2:8000" in line)
         await pilot.click("#body", offset=(5, y))
@@ -194,6 +204,7 @@ async def test_a_click_selects_an_engine_and_explains_a_tile() -> None:
 async def test_q_quits_from_anywhere(before: tuple[str, ...]) -> None:
     app, made = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         await pilot.press(*before, "q")
         await pilot.pause()
     assert app.return_value == 0
@@ -203,6 +214,7 @@ async def test_q_quits_from_anywhere(before: tuple[str, ...]) -> None:
 async def test_what_cannot_be_attached_is_said_after_the_screen_closed() -> None:
     app, _ = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         app.post_message(Failed("target x: not supported"))
         await pilot.pause()
     assert (app.return_value, app.says) == (2, "target x: not supported")
