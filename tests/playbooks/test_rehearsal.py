@@ -10,6 +10,7 @@ import pytest
 from playbooks.lab.shelf import Shelf
 from playbooks.playbook import Fixture, Playbook, load_playbooks
 from playbooks.rehearse import diagnose_file, rehearse
+from playbooks.verdict import Verdict
 from probes.rules import RuleSet
 
 CATALOGUE = load_playbooks()
@@ -21,6 +22,13 @@ SLACK_INTERVALS = 4
 # The lab's truth is when the load or the leak began. A pool or a queue fills first; the finding begins when it is full.
 FILLS_FIRST = frozenset(("kv-capacity-exhausted", "pool-leak", "preemption-thrash", "traffic-surge"))
 FILL_INTERVALS = 12
+# Hits whose decisive pattern rests on more than policy; a weaker pattern that also holds must not stand in for it.
+LIKELY = frozenset(
+    (
+        "internal-fragmentation", "kv-capacity-exhausted", "preemption-thrash", "prefix-capacity-miss", "source-blind",
+        "stuck-transfer", "traffic-surge",
+    )
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("cause", IDS)
@@ -47,13 +55,14 @@ def test_a_fixture_that_expects_the_wrong_thing_fails(playbooks: list[Playbook],
 
 
 @pytest.mark.parametrize(("cause", "hit"), HITS, ids=[f"{cause}-{hit.scenario}-{hit.seed}" for cause, hit in HITS])
-def test_the_onset_is_found(
+def test_the_onset_and_the_strength_are_right(
     cause: str, hit: Fixture, playbooks: list[Playbook], rules: RuleSet, shelf_folder: Path
 ) -> None:
     shelf = Shelf(shelf_folder)
     truth = shelf.composed(hit.scenario, hit.seed).truth
     diagnosis = diagnose_file(shelf.path(hit.scenario, hit.seed), playbooks, rules)
     assert [f.cause for f in diagnosis.findings][:1] == [cause]
+    assert (diagnosis.findings[0].verdict is Verdict.LIKELY) == (cause in LIKELY)
     onset_ms = diagnosis.findings[0].onset_ms
     if truth.onset_s is None:
         assert onset_ms is None, "it held before the window began"
