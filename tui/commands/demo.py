@@ -43,9 +43,8 @@ def _show(story: str, path: Path, speed: int) -> None:
 
 
 def _print(story: str, path: Path) -> None:
-    from playbooks.report import as_text
-
     from playbooks.playbook import load_playbooks
+    from playbooks.report import as_text
     from probes.attach import attach
     from tui.commands.diagnose import diagnosis_of, window
     from tui.commands.once import reading
