@@ -190,7 +190,7 @@ class Monitor(threading.Thread):
             time_ms=cursor.at_ms,
             now_ms=now_ms,
             interval_ms=self._attachment.interval_ms,
-            window_ms=observer.window_ms,
+            window_ms=observer.window_at(cursor.at_ms, cursor.start_ms),
             span_ms=min(observer.span_ms, max(LEAST_WINDOW_MS, cursor.at_ms - cursor.start_ms)),
             cursor=cursor,
             rows=rows,
@@ -227,4 +227,7 @@ class Monitor(threading.Thread):
             self._drawn_at = 0.0
 
     def _explain(self, panel: str, entity: Labels, at_ms: int) -> None:
-        self._post(Explained(explain(self._attachment.view, BY_NAME[panel], entity, at_ms, self._window_ms)))
+        window_ms = self._window_ms
+        if self._observer is not None and self._cursor is not None:
+            window_ms = self._observer.window_at(at_ms, self._cursor.start_ms)
+        self._post(Explained(explain(self._attachment.view, BY_NAME[panel], entity, at_ms, window_ms)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from probes.labels import Labels
@@ -29,6 +29,7 @@ from tui.reading import (
 )
 from tui.trail import History, Key, Trail
 from tui.vocabulary import vocabulary
+from tui.windows import filled, stretches
 
 _TERMS_A_TICK = 5
 _IDENTITY_TICKS = 10
@@ -62,7 +63,7 @@ class Observer:
         """
         times = self._steps(at_ms, start_ms)
         if times:
-            self._ask(times, lazy=live and len(times) == 1)
+            self._ask(times, start_ms, lazy=live and len(times) == 1)
             self._learn(at_ms)
         faults = {**self._down(at_ms), **faults}
         moment = Moment(
@@ -93,25 +94,35 @@ class Observer:
         count = max(0, (at_ms - end - 1) // self.interval_ms)
         return range(at_ms - count * self.interval_ms, at_ms + 1, self.interval_ms)
 
-    def _ask(self, times: range, *, lazy: bool) -> None:
-        window = duration(self.window_ms)
+    def window_at(self, at_ms: int, start_ms: int) -> int:
+        """The window (ms) in use at a moment: shorter while the data is young."""
+        return filled(at_ms - start_ms, self.interval_ms, self.window_ms)
+
+    def _ask(self, times: range, start_ms: int, *, lazy: bool) -> None:
         many = len(self._known) != 1
         due = [panel for panel in PANELS if not (lazy and self._ticks % panel.every and panel.name in self._grids)]
         for panel in due:
-            self._grids[panel.name] = self._grid(panel.at(window), times)
-        for grid in self._grids.values():
+            grid = self._grids[panel.name] = self._grid(panel, times, start_ms)
             self._known.update((entity, times[-1]) for entity in grid if entity.get("instance"))
         for panel in due:
             if panel.merge is Merge.EXPR:
                 asks = many and bool(self._grids[panel.name])
-                self._over_all[panel.name] = self._grid(panel.at(window, fleet=True), times) if asks else {}
+                self._over_all[panel.name] = self._grid(panel, times, start_ms, over_all=True) if asks else {}
         answers = [(name, self._grids[name]) for name in CHARTED]
         answers += [(panel.name, {FLEET: self._merged(panel, len(times))}) for panel in PANELS if panel.name in CHARTED]
         self._history.append(times, answers)
         self._forget(times[-1])
 
-    def _grid(self, expr: str, times: range) -> Grid:
-        return ask_range(self.view, expr, times[0], times[-1], times.step)
+    def _grid(self, panel: Panel, times: range, start_ms: int, *, over_all: bool = False) -> Grid:
+        """A panel's answers, one a step; the window is as long as the data allows."""
+        parts = [(self.window_ms, times)]
+        if panel.windowed:
+            parts = list(stretches(times, start_ms, self.interval_ms, self.window_ms))
+        grids = [
+            (ask_range(self.view, panel.at(duration(window), fleet=over_all), run[0], run[-1], run.step), len(run))
+            for window, run in parts
+        ]
+        return grids[0][0] if len(grids) == 1 else _joined(grids)
 
     def _merged(self, panel: Panel, count: int) -> tuple[float, ...]:
         """The fleet's values, one a step."""
@@ -177,6 +188,15 @@ class Observer:
         """When an entity last gave a sample: by its gauges, which end with their source."""
         lasts = [self._history.last((panel.name, entity)) for panel in PANELS if not panel.windowed]
         return max((last[0] for last in lasts if last is not None), default=None)
+
+
+def _joined(grids: Sequence[tuple[Grid, int]]) -> Grid:
+    """Grids of runs of steps, one after the other; a row that one of them lacks is NaN there."""
+    rows = dict.fromkeys(entity for grid, _ in grids for entity in grid)
+    return {
+        entity: tuple(value for grid, count in grids for value in grid.get(entity, (math.nan,) * count))
+        for entity in rows
+    }
 
 
 def _sound(value: float, grid: Grid, step: int) -> float:

@@ -21,6 +21,7 @@ from tui.monitor import Monitor
 from tui.options import Options
 from tui.reading import FLEET, State
 from tui.snapshot import Snapshot
+from tui.windows import filled, stretches
 
 DEADLINE_S = 20.0
 START_MS = START_S * 1000
@@ -90,7 +91,7 @@ def test_a_recording_opens_at_its_end_with_its_history(tmp_path: Path) -> None:
         assert trail.times == tuple(range(START_MS, END_MS + 1, STEP_S * 1000))
         assert set(trail.values) == {0.5}
         assert shot.trail("kv:requests_running", FLEET).values[-1] == 7.0
-        assert shot.sources[0].families == 6
+        assert shot.sources[0].families == 7
         assert "kv:pool_usage_ratio" in inbox.shot(lambda s: bool(s.sources[0].present)).sources[0].present
         assert inbox.shot(lambda s: s.diagnosis is not None).diagnosis is not None
 
@@ -205,3 +206,30 @@ def test_incremental_history_equals_one_that_was_asked_at_once(tmp_path: Path, s
     assert one.keys() == other.keys()
     for key in one:
         assert repr(one[key]) == repr(other[key])
+
+
+def test_a_rate_is_right_from_the_first_moments(tmp_path: Path) -> None:
+    """100 tokens in 5 s are 20 a second, whether a minute or ten seconds of data are there."""
+    from tui.observer import Observer
+
+    observer = Observer(engines(tmp_path).view, STEP_S * 1000, 60_000, 600_000)
+    rows, _ = observer.observe(END_MS, START_MS, {})
+    trail = observer.trails()["kv:generation_tokens:rate", POD]
+    assert rows[0].value("kv:generation_tokens:rate") == pytest.approx(20.0)
+    assert [value for value in trail.values if value == value] == pytest.approx([20.0] * 24)
+    assert observer.observe(START_MS + 10_000, START_MS, {})[0][0].value("kv:generation_tokens:rate") == 20.0
+
+
+@pytest.mark.parametrize("held_s", [0, 5, 10, 14, 15, 29, 59, 60, 300])
+def test_the_window_is_never_longer_than_the_data(held_s: int) -> None:
+    window = filled(held_s * 1000, 5000, 60_000)
+    assert 10_000 <= window <= 60_000
+    assert window <= max(held_s * 1000, 10_000)
+
+
+def test_every_step_has_one_window() -> None:
+    times = range(START_MS, START_MS + 90_001, 5000)
+    runs = list(stretches(times, START_MS, 5000, 60_000))
+    assert [step for _, run in runs for step in run] == list(times)
+    assert [window for window, _ in runs] == sorted({window for window, _ in runs})
+    assert runs[-1][0] == 60_000

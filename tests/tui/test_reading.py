@@ -57,6 +57,7 @@ def engines(tmp_path: Path) -> Attachment:
           series("vllm:prefix_cache_queries_total", two, (900 * s for s in steps))]),
         ("vllm:prefix_cache_hits", "counter", [series("vllm:prefix_cache_hits_total", one, (90 * s for s in steps)),
                                               series("vllm:prefix_cache_hits_total", two, (10 * s for s in steps))]),
+        ("vllm:generation_tokens", "counter", [series("vllm:generation_tokens_total", one, (5000 + 100 * s for s in steps))]),
         ("vllm:num_preemptions", "counter", [series("vllm:num_preemptions_total", one, [0] * STEPS)]),
         ("process_start_time_seconds", "gauge",
          [series("process_start_time_seconds", 'instance="pod-1:8000",job="vllm"', [START_S - 9] * STEPS),
