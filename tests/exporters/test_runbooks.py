@@ -9,7 +9,7 @@ import pytest
 
 from exporters import runbooks
 from playbooks.lint import causes
-from playbooks.playbook import load_playbooks
+from playbooks.playbook import Playbook, load_playbooks
 
 PLAYBOOKS = load_playbooks()
 
@@ -48,7 +48,7 @@ def test_check_tells_what_is_stale_and_leaves_it(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=[p.id for p in PLAYBOOKS])
 def test_a_page_holds_the_persons_part_and_all_that_the_machine_tests(
-    playbook: runbooks.Playbook, pages: dict[str, str]
+    playbook: Playbook, pages: dict[str, str]
 ) -> None:
     page = pages[f"{playbook.id}.md"]
     person, machine = page.split("## What the machine tests")

@@ -53,7 +53,7 @@ class StubView:
             match = _PRESENCE.fullmatch(text)
             known = self.series.get(match[1], {}) if match else {}
         times = np.arange(start_ms, end_ms + 1, step_ms)
-        table = np.array([[_at(curve, t) for t in times] for curve in known.values()], dtype=np.float64)
+        table = np.array([[_at(curve, int(t)) for t in times] for curve in known.values()], dtype=np.float64)
         table = table.reshape(len(known), len(times))
         return Rows(tuple(known), table, ~np.isnan(table))
 

@@ -119,6 +119,15 @@ def test_one_question_is_asked_once() -> None:
     assert view.asked == ["x"]
 
 
+def test_the_same_question_in_other_words_keeps_its_words() -> None:
+    bench = Bench(StubView({"x": {POD: 2.0}}), GRID)
+    first = dataclasses.replace(ask("x", "policy"), name="first")
+    second = dataclasses.replace(ask("x", "physical", says="other words"), name="second")
+    assert bench.answer(first, POD).test is first
+    assert bench.answer(second, POD).test is second
+    assert bench.answer(second, POD).values is bench.answer(first, POD).values
+
+
 def test_a_scalar_speaks_of_everybody() -> None:
     class Scalar:
         values = np.full(len(GRID.times), 4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_healthy_engine_is_decided_but_for_latency(tmp_path: Path, rules: Rule
         ({"preemptions": grows(1.0)}, "preemption"),
     ],
 )
-def test_each_question_can_be_bad(change: dict[str, float], bad: str, tmp_path: Path, rules: RuleSet) -> None:
+def test_each_question_can_be_bad(change: dict[str, Any], bad: str, tmp_path: Path, rules: RuleSet) -> None:
     swept = _swept(Pages().engine(**change), tmp_path, rules)
     assert [name for name, answer in _core(swept).items() if answer] == [bad]
     assert [one.symptom for one in swept.bad] == [bad]
@@ -59,7 +60,7 @@ def test_each_question_can_be_bad(change: dict[str, float], bad: str, tmp_path: 
         {"preemptions": after(200, 2.0)},  # two are none
     ],
 )
-def test_what_passes_is_not_bad(change: dict[str, float], tmp_path: Path, rules: RuleSet) -> None:
+def test_what_passes_is_not_bad(change: dict[str, Any], tmp_path: Path, rules: RuleSet) -> None:
     assert _swept(Pages().engine(**change), tmp_path, rules).bad == ()
 
 
