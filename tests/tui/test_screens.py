@@ -209,3 +209,11 @@ def test_overview_never_leaves_the_canvas() -> None:
     canvas = Canvas(80, 20)
     overview.draw(canvas, pictures.incident(), Look())
     assert all(0 <= hit.x < 80 and 0 <= hit.y < 20 for hit in canvas.hits)
+
+
+def test_an_alarm_is_never_cut_off() -> None:
+    numbers = {**pictures.CALM, "kv:transfer_expired:rate": 2.3}
+    shot = pictures.shot_of([pictures.row(f"pod-{i}:8000", numbers) for i in range(1, 9)])
+    text = body(shot, (80, 24))
+    assert "expired 18.4/s" in text
+    assert "Transfer faults" not in body(pictures.fleet_of(8), (80, 24))

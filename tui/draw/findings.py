@@ -85,6 +85,9 @@ def draw_aside(canvas: Canvas, shot: Snapshot) -> None:
     lines: list[Line] = []
     for f in shot.diagnosis.findings[:3]:
         lines += _short(f, inside.width - 2, canvas.glyphs)
+    for u in shot.diagnosis.unexplained[:3]:
+        said = f"unexplained: {u.says or u.resource} on {member_name(u.member)}"
+        lines += [*wrapped(said, inside.width - 2, "warn", f"{canvas.glyphs.bad} "), []]
     lines += [line for check in shot.diagnosis.core for line in core_line(check, inside.width - 2, canvas.glyphs)]
     if shot.diagnosis.unknown:
         lines += [[], [(f"Cannot be decided: {len(shot.diagnosis.unknown)}", "head")]]

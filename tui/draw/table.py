@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tui.draw import chart
 from tui.draw.canvas import Canvas, width_of
-from tui.draw.tiles import concerns, style_of
+from tui.draw.tiles import alarming, concerns, style_of
 from tui.look import Look, ordered
 from tui.panels import BY_NAME, Draw
 from tui.quantity import age, text_of
@@ -61,7 +61,8 @@ def fitting(width: int, name_width: int, shot: Snapshot) -> list[Column]:
     """The columns that fit beside the name and the state; those that no engine has are left out."""
     room = width - 2 - name_width - _STATE_WIDTH
     kept: list[Column] = []
-    for column in COLUMNS:
+    first = len(_ALWAYS)
+    for column in (*COLUMNS[:first], *sorted(COLUMNS[first:], key=lambda c: not alarming(c.panel, shot.fleet))):
         reading = shot.fleet.values.get(column.panel)
         if reading is not None and reading.state is State.UNSUPPORTED and column.panel not in _ALWAYS:
             continue

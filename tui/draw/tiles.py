@@ -75,12 +75,25 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     high = canvas.height // rows
     who = selected(shot, look)
     onset = onset_of(shot, who.key)
-    for index, tile in enumerate(tiles[: columns * rows]):
+    for index, tile in enumerate(_kept(tiles, columns * rows, who)):
         row, column = divmod(index, columns)
         left, right = canvas.width * column // columns, canvas.width * (column + 1) // columns
         part = canvas.area(left, row * high, right - left, high)
         part.hit(f"app.explain('{tile.main}')", 0, 0, part.width, part.height)
         _tile(part, tile, shot, who, look, onset)
+
+
+def _kept(tiles: list[Tile], room: int, who: EntityReading) -> list[Tile]:
+    """As many as there is room for; a tile with an alarm takes the place of the last one without."""
+
+    def alarms(tile: Tile) -> bool:
+        return any(alarming(name, who) for name in (tile.main, *(name for _, name in tile.also)))
+
+    kept, cut = tiles[:room], [tile for tile in tiles[room:] if alarms(tile)]
+    for index in reversed(range(len(kept))):
+        if cut and not alarms(kept[index]):
+            kept[index] = cut.pop()
+    return kept
 
 
 def onset_of(shot: Snapshot, entity: Labels) -> int | None:
@@ -147,19 +160,18 @@ def _headline(canvas: Canvas, tile: Tile, who: EntityReading, reading: Reading |
     if reading.state is State.STALE:
         canvas.right(canvas.width, 0, f"{canvas.glyphs.stale}{age(reading.age_s or 0.0)}", "stale")
         return
-    beside = _beside(tile, who, canvas.glyphs.none)
-    while beside and x + 1 + width_of(" ".join(beside)) > canvas.width:
-        beside.pop()
-    canvas.right(canvas.width, 0, " ".join(beside), "muted")
-
-
-def _beside(tile: Tile, who: EntityReading, none: str) -> list[str]:
-    found = []
     for word, name in tile.also:
-        reading = who.values.get(name)
-        if reading is not None and reading.value is not None:
-            found.append(f"{word} {text_of(reading.value, BY_NAME[name].unit)}")
-    return found
+        beside = who.values.get(name)
+        if beside is None or beside.value is None:
+            continue
+        text = f"{word} {text_of(beside.value, BY_NAME[name].unit)}"
+        if x + 1 + width_of(text) <= canvas.width:
+            canvas.right(canvas.width, 0, text, style_of(BY_NAME[name], beside, "muted"))
+
+
+def alarming(panel: str, row: EntityReading) -> bool:
+    """Whether a number is at or beyond its threshold."""
+    return style_of(BY_NAME[panel], row.values.get(panel)) in ("warn", "bad")
 
 
 def _history(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, onset: int | None) -> None:
