@@ -121,6 +121,14 @@ def cells(text: str) -> Iterator[str]:
                 yield ""
 
 
+_PLAIN = str.maketrans({"–": "-", "−": "-", "…": "~", "•": "*", "µ": "u", "→": ">", "×": "x", "’": "'"})
+
+
+def ascii_of(text: str) -> str:
+    """A text without a character beyond ASCII: the nearest one, else ``?``."""
+    return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+
+
 def width_of(text: str) -> int:
     """Cells that a text takes."""
     return len(text) if text.isascii() and text.isprintable() else sum(1 for _ in cells(text))
@@ -151,6 +159,8 @@ class Canvas:
         """Write a text; longer than ``width`` it ends in an ellipsis. Returns the x after it."""
         if not 0 <= y < self.height or x >= self.width:
             return x
+        if self.glyphs.ascii and not text.isascii():
+            text = ascii_of(text)
         room = self.width - x if width is None else min(width, self.width - x)
         signs = list(text) if text.isascii() and text.isprintable() else list(cells(text))
         if len(signs) > room:
