@@ -10,13 +10,16 @@ from pathlib import Path
 
 from tui.commands import EXIT_OK
 from tui.commands.errors import plain_errors
+from tui.cursor import SPEEDS
 
 SPEED = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", action="store_true", help="print the story, the reading and the diagnosis")
-    parser.add_argument("--speed", metavar="N", type=int, default=SPEED, help=f"of the replay (default {SPEED})")
+    parser.add_argument(
+        "--speed", metavar="N", type=int, choices=SPEEDS, default=SPEED, help=f"of the replay (default {SPEED})"
+    )
     parser.epilog = "Without a terminal, as with --text. The recording can be given to every other command, too."
 
 

@@ -13,6 +13,7 @@ from tui.commands.errors import plain_errors
 from tui.commands.overview import EXIT_CODES, TARGETS
 from tui.commands.session import add_target_arguments, attached
 from tui.commands.when import duration_option
+from tui.cursor import SPEEDS
 
 if TYPE_CHECKING:
     from probes.attach import Attachment
@@ -29,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--theme", choices=THEMES, default=THEMES[0], help="colours (all safe for colour-blind eyes)")
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
     parser.add_argument("--play", action="store_true", help="a recording: play it from its beginning")
-    parser.add_argument("--speed", metavar="N", type=int, default=1, help="… this many times as fast")
+    speeds = ", ".join(map(str, SPEEDS))
+    parser.add_argument(
+        "--speed", metavar="N", type=int, choices=SPEEDS, default=1, help=f"… so many times as fast: {speeds}"
+    )
     parser.add_argument("--playbooks", metavar="DIR", type=Path, help="your own playbooks, too")
     parser.epilog = f"{TARGETS}\n\nNO_COLOR is honoured; q quits, ? shows the keys.\n\n{EXIT_CODES}"
 
