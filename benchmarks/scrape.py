@@ -24,7 +24,7 @@ from probes.sources.ingest import TargetFrame
 from probes.sources.recording import RecordingSource
 from probes.target import parse_target
 
-SHARED = Path(__file__).parents[2] / "shared"
+ROOT = Path(__file__).parents[1]
 RUNS = 15
 
 
@@ -80,11 +80,11 @@ def load(path: Path) -> None:
 
 
 def main() -> None:
-    page = Path(sys.argv[1]) if len(sys.argv) > 1 else SHARED / "pages" / "vllm-0.32.0-cpu.txt"
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "fixtures" / "vllm" / "shared-prefixes.txt"
     text = page.read_text("utf-8")
     compare("1 engine", text.encode())
     compare("16 engines", of_engines(text, 16))
-    recordings = [Path(name) for name in sys.argv[2:]] or sorted((SHARED / "cases").glob("*.om"))[:3]
+    recordings = [Path(name) for name in sys.argv[2:]] or [ROOT / "playbooks" / "recordings" / "demo.om.gz"]
     for path in recordings:
         load(path)
 
