@@ -21,7 +21,7 @@ from playbooks.verdict import CoreCheck
 CORE = ("capacity", "queue", "preemption", "latency", "freshness")
 # Latency is bad against an objective, an earlier window, a baseline or peers; with none of these it stays open.
 # A sticky check counts when it held at any time: it may be over because what it did is done (memory freed by a death).
-STICKY_HOLD_MS = 30_000
+STICKY_HOLD_MS = 20_000
 MAY_STAY_OPEN = frozenset({"latency"})
 
 
