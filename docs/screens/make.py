@@ -1,20 +1,21 @@
 """Make the pictures of the docs: ``python docs/screens/make.py`` from the repository's root.
 
-They are drawn from the hand-built snapshots of the tests, so that they change only when the screens do.
+They show the packaged demo incident at its end, as ``kvtop playbooks/recordings/demo.om.gz`` does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+from probes.attach import attach
+from tui.app import KvtopApp
+from tui.monitor import Monitor
+from tui.options import Options
 
-from tests.tui import pictures  # noqa: E402 - needs the path above
-from tui.app import picture  # noqa: E402
-from tui.options import Options  # noqa: E402
+HERE = Path(__file__).resolve().parent
+RECORDING = HERE.parents[1] / "playbooks" / "recordings" / "demo.om.gz"
+PATIENCE_S = 60.0
 
 PICTURES = (
     ("overview-80x24", (80, 24), (), "okabe-dark"),
@@ -27,12 +28,16 @@ PICTURES = (
 
 
 async def make(name: str, size: tuple[int, int], keys: tuple[str, ...], theme: str) -> None:
-    """Write one picture."""
-    app = picture(pictures.incident(), Options(theme=theme))
-    async with app.run_test(size=size) as pilot:
+    """Write one picture. Raises TimeoutError when the diagnosis does not come."""
+    options = Options(theme=theme, label="demo.om.gz")
+    app = KvtopApp(lambda made: Monitor(lambda: attach([str(RECORDING)]), made.post_message, options), options)
+    async with app.run_test(size=size) as pilot, asyncio.timeout(PATIENCE_S):
+        while app.scene.shot is None or app.scene.shot.diagnosis is None:
+            await pilot.pause(0.1)
         await pilot.press(*keys)
-        await pilot.pause()
+        await pilot.pause(0.5)
         (HERE / f"{name}.svg").write_text(app.export_screenshot(), encoding="utf-8")
+        app.exit()
 
 
 async def main() -> None:
