@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
+
+from probes.columns import Times
 from probes.labels import Labels
-from probes.promql.ast import Expr, walk
-from probes.promql.engine import Engine, Mode
+from probes.promql.ast import Call, Expr, Matcher, VectorSelector, walk
+from probes.promql.engine import Engine, Mode, steps
 from probes.promql.parse import parse
+from probes.promql.spans import close_spans, open_spans
 from probes.promql.value import Scalar, Value, Vector
+from probes.rules.presence import instances
 from probes.series import SeriesStore
 
+_T = TypeVar("_T")
 _EXPRESSIONS = 1024
+_FROM_NOTHING = frozenset({"absent", "absent_over_time", "scalar", "vector"})
+"""Functions with an answer where there is no series; those without an argument (``time()``) are of this kind, too."""
 
 
 class Expanding(Protocol):
@@ -61,26 +69,69 @@ class View:
         self.store = store
         self.rules = rules
         self.engine = Engine(store, mode, lookback_ms)
-        self._expressions: OrderedDict[str, Expr] = OrderedDict()
+        self._expressions: OrderedDict[str, tuple[Expr, str]] = OrderedDict()
+        self._opened: OrderedDict[str, Expr] = OrderedDict()
+        self._barren: OrderedDict[str, int] = OrderedDict()
 
     def expression(self, text: str) -> Expr:
         """Parsed and expanded, from a cache; PromQLError with a column for a bad expression."""
+        return self._known(text)[0]
+
+    def _known(self, text: str) -> tuple[Expr, str]:
+        """The expression, and its text without its ranges (what is not stored does not depend on them)."""
         found = self._expressions.get(text)
         if found is None:
-            parsed = parse(text)
-            found = parsed if self.rules is None else self.rules.expand(parsed)
-            self._expressions[text] = found
-            if len(self._expressions) > _EXPRESSIONS:
-                self._expressions.popitem(last=False)
+            found = _keep(self._expressions, text, self._read(text))
         return found
+
+    def _read(self, text: str) -> tuple[Expr, str]:
+        """Texts that differ in their ranges alone are read once."""
+        opened = open_spans(text)
+        if opened is None:
+            return self._expanded(text), text
+        plain, spans = opened
+        try:
+            found = self._opened.get(plain) or _keep(self._opened, plain, self._expanded(plain))
+        except ValueError:  # said again, of the text as it was written
+            return self._expanded(text), text
+        return close_spans(found, spans), plain
+
+    def _expanded(self, text: str) -> Expr:
+        parsed = parse(text)
+        return parsed if self.rules is None else self.rules.expand(parsed)
 
     def instant(self, text: str, at_ms: int, track: bool = False) -> Value:
         """The value of an expression at one time."""
-        return self.engine.instant(self.expression(text), at_ms, track)
+        return self._evaluate(text, np.array([at_ms], dtype=np.int64), track)
 
     def range(self, text: str, start_ms: int, end_ms: int, step_ms: int, track: bool = False) -> Value:
         """The values of an expression from ``start_ms`` to ``end_ms``."""
-        return self.engine.range(self.expression(text), start_ms, end_ms, step_ms, track)
+        return self._evaluate(text, steps(start_ms, end_ms, step_ms), track)
+
+    def _evaluate(self, text: str, times: Times, track: bool) -> Value:
+        """What found no series at all finds none until one comes: most questions are for what an engine lacks."""
+        expr, plain = self._known(text)
+        version = self.store.version
+        if self._barren.get(plain) == version:
+            return Vector.empty(times, track)
+        value = self.engine.evaluate(expr, times, track)
+        if isinstance(value, Vector) and not value.labels and self._finds_nothing(expr):
+            _keep(self._barren, plain, version)
+        return value
+
+    def _finds_nothing(self, expr: Expr) -> bool:
+        matchers = _asked_for(expr)
+        return bool(matchers) and not any(self.store.select(one) for one in matchers)
+
+    def instances(self, series: str, at_ms: int, span_ms: int) -> frozenset[str] | None:
+        """The instances with a sample of a canonical series in the last ``span_ms``; None when only a query can tell.
+
+        Mode "2" windows, closed on the left, are left to the query.
+        """
+        rules_of = getattr(self.rules, "rules_of", None)
+        if rules_of is None or self.engine.mode != "3":
+            return None
+        return instances(self.store, series, rules_of(series), at_ms, span_ms)
 
     def explain(self, text: str, at_ms: int, labels: Labels | Mapping[str, str] | None = None) -> Provenance:
         """Where the element with these labels comes from; None takes the first element.
@@ -107,6 +158,21 @@ class View:
         if latest is None:
             return RawInput(labels, None, None)
         return RawInput(labels, latest[1], at_ms - latest[0])
+
+
+def _keep(cache: OrderedDict[str, _T], text: str, made: _T) -> _T:
+    cache[text] = made
+    if len(cache) > _EXPRESSIONS:
+        cache.popitem(last=False)
+    return made
+
+
+def _asked_for(expr: Expr) -> list[tuple[Matcher, ...]]:
+    """The matchers of all selectors; none where the answer may come from something else than series."""
+    nodes = list(walk(expr))
+    if any(isinstance(node, Call) and (not node.args or node.func in _FROM_NOTHING) for node in nodes):
+        return []
+    return [node.all_matchers for node in nodes if isinstance(node, VectorSelector)]
 
 
 def _row(value: Vector, labels: Labels | Mapping[str, str] | None) -> int | None:

@@ -166,12 +166,16 @@ def ask_range(view: Asked, expr: str, start_ms: int, end_ms: int, step_ms: int) 
 def presence(view: Asked, at_ms: int, window_ms: int, names: Iterable[str]) -> dict[str, frozenset[str]]:
     """Canonical name to the instances that have had a sample of it within the window (at least five minutes)."""
     terms = vocabulary()
-    span = duration(max(window_ms, 300_000))
+    span_ms = max(window_ms, 300_000)
+    look_up = getattr(view, "instances", None)
     found: dict[str, frozenset[str]] = {}
     for name in dict.fromkeys(names):
         series = terms[name].series if name in terms else name
-        answer = view.instant(f"count by (instance) (last_over_time({series}[{span}]))", at_ms)
-        found[name] = frozenset(labels.get("instance") for labels in answer.labels)
+        known = look_up(series, at_ms, span_ms) if look_up else None
+        if known is None:
+            answer = view.instant(f"count by (instance) (last_over_time({series}[{duration(span_ms)}]))", at_ms)
+            known = frozenset(labels.get("instance") for labels in answer.labels)
+        found[name] = known
     return found
 
 

@@ -81,11 +81,16 @@ class Engine:
 
     def range(self, expr: Expr, start_ms: int, end_ms: int, step_ms: int, track: bool = False) -> Value:
         """Steps from ``start_ms`` to ``end_ms``, both included where the step hits them."""
-        if step_ms <= 0:
-            raise ValueError("the step must be positive")
-        if end_ms < start_ms:
-            raise ValueError("the end lies before the start")
-        return self.evaluate(expr, np.arange(start_ms, end_ms + 1, step_ms, dtype=np.int64), track)
+        return self.evaluate(expr, steps(start_ms, end_ms, step_ms), track)
+
+
+def steps(start_ms: int, end_ms: int, step_ms: int) -> Times:
+    """The moments from ``start_ms`` to ``end_ms``, both included where the step hits them."""
+    if step_ms <= 0:
+        raise ValueError("the step must be positive")
+    if end_ms < start_ms:
+        raise ValueError("the end lies before the start")
+    return np.arange(start_ms, end_ms + 1, step_ms, dtype=np.int64)
 
 
 def _evaluate(ctx: Context, expr: Expr, times: Times) -> Value:

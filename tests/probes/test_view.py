@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from probes.labels import Labels
 from probes.promql import ast
 from probes.promql.errors import PromQLError
+from probes.promql.parse import parse
 from probes.promql.value import Scalar, Vector
 from probes.series import SeriesStore
 from probes.view import View
@@ -95,3 +98,54 @@ def test_a_broken_expression_is_a_clear_error(store: SeriesStore) -> None:
     with pytest.raises(PromQLError) as caught:
         View(store).instant("sum(rate(x[5m])", 0)
     assert str(caught.value) == "column 4: this parenthesis '(' is never closed"
+
+
+@pytest.mark.parametrize("span", ["20s", "30s", "1m", "40000ms"])
+def test_texts_that_differ_in_their_ranges_are_expanded_once(store: SeriesStore, span: str) -> None:
+    rules = Renaming()
+    view = View(store, rules)
+    view.instant("sum(rate(kv:requests_total[45s])) / sum(increase(kv:requests_total[50s:5s]))", 60_000)
+    text = f"sum(rate(kv:requests_total[{span}])) / sum(increase(kv:requests_total[50s:5s]))"
+    assert view.instant(text, 60_000).values.tolist() == View(store, Renaming()).instant(text, 60_000).values.tolist()
+    assert str(view.expression(text)) == str(Renaming().expand(parse(text)))
+    assert rules.calls == 1
+
+
+@pytest.mark.parametrize(
+    "text", ['rate(engine:requests_total{instance=~"a[5m]"}[30s])', "rate(x[0s])", "rate(x[5m]", "rate(x[99999d])"]
+)
+def test_brackets_in_quotes_and_bad_ranges_are_read_as_written(store: SeriesStore, text: str) -> None:
+    def read(how: Callable[[str], ast.Expr]) -> str:
+        try:
+            return str(how(text))
+        except PromQLError as error:
+            return f"refused: {error}"
+
+    assert read(View(store).expression) == read(parse)
+
+
+def test_a_series_that_comes_later_is_found(store: SeriesStore) -> None:
+    view = View(store)
+    for _ in range(2):
+        assert not len(view.instant("sum(rate(late_total[30s]))", 60_000).labels)
+        assert view.instant("absent(late_total)", 60_000).values.tolist() == [[1.0]]
+    frame = store.frame("a")
+    row = frame.row(Labels.of({"instance": "a"}, "late_total"))
+    frame.append(61_000, [row], [0.0])
+    frame.append(71_000, [row], [10.0])
+    assert view.instant("sum(rate(late_total[30s]))", 71_000).values.tolist() != []
+    assert not len(view.instant("absent(late_total)", 71_000).labels)
+
+
+def test_instances_are_those_that_the_query_counts(store: SeriesStore) -> None:
+    from probes.rules import RuleSet
+
+    view = View(store, RuleSet.load())
+    frame = store.frame("a")
+    for at, name in ((60_000, "vllm:num_requests_running"), (200_000, "vllm:num_requests_waiting")):
+        frame.append(at, [frame.row(Labels.of({"instance": "a", "engine": "0"}, name))], [1.0])
+    for series in ("kv:requests_running", "kv:requests_waiting", "kv:preemptions_total"):
+        for at in (60_000, 199_000, 359_999, 360_000, 361_000, 500_000):
+            asked = view.instant(f"count by (instance) (last_over_time({series}[5m]))", at)
+            expected = frozenset(labels.get("instance") for labels in asked.labels)
+            assert view.instances(series, at, 300_000) == expected
