@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.config import Config, load_config
 from probes.promql.engine import Mode
 from probes.rules import RuleSet
 from probes.sampler import Cycle, Sampler
 from probes.series import SeriesStore
+from probes.settings import Config
 from probes.sources.base import Source, SourceStatus
 from probes.sources.http import TIMEOUT_S, HttpSource
 from probes.target import Target, TargetError, parse_target
@@ -96,7 +96,7 @@ def attach(
     server is asked for ``lookback_ms`` of what the rules read, and of ``names``. Raises ``TargetError`` for a target
     that cannot be meant; what a target does when asked is told by its status instead.
     """
-    settings = load_config(config) if config is not None else Config()
+    settings = _settings(config)
     wanted = [*(parse_target(text) for text in targets), *settings.targets]
     if not wanted:
         raise TargetError("no target: name one, as in host:8000, http://host:port/metrics or a recording's path")
@@ -105,12 +105,12 @@ def attach(
     interval = interval_ms or settings.interval_ms or 1000
     store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
     ruleset = rules if rules is not None else RuleSet.load()
-    raw_names = ruleset.raw_names() | frozenset(names)
 
     def source(target: Target) -> Source:
         if target.kind == "prometheus":
             from probes.sources.prometheus import LOOKBACK_MS, PrometheusSource
 
+            raw_names = ruleset.raw_names() | frozenset(names)
             return PrometheusSource(target, store, raw_names, lookback_ms=lookback_ms or LOOKBACK_MS)
         return _source(target, store, timeout_s)
 
@@ -119,6 +119,14 @@ def attach(
     sources = [made[target.shown] for target in wanted]
     view = View(store, ruleset, mode)
     return Attachment(store, view, Sampler(store, sources, interval), live, settings)
+
+
+def _settings(path: Path | None) -> Config:
+    if path is None:
+        return Config()
+    from probes.config import load_config
+
+    return load_config(path)
 
 
 def _recorded(target: Target) -> bool:

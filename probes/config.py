@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
+from probes.settings import Config
 from probes.target import Access, Target, TargetError, parse_target, recording_target, with_labels
+
+__all__ = ["Config", "load_config"]
 
 _TOP = ("targets", "interval", "slo")
 _TARGET = (
@@ -28,15 +31,6 @@ _BASIC = ("username", "password", "password_file")
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)?$")
 _UNIT_MS = {"ms": 1.0, "s": 1000.0, "m": 60_000.0, "h": 3_600_000.0, None: 1000.0}
 _LABEL = re.compile(r"^[a-zA-Z_][a-zA-Z0-9_]*$")
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What a configuration file says; ``interval_ms`` is None where it does not say."""
-
-    targets: tuple[Target, ...] = ()
-    interval_ms: int | None = None
-    slo: tuple[str, ...] = ()
 
 
 def load_config(path: Path) -> Config:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +26,19 @@ class Term:
 
 
 @cache
-def raw_vocabulary() -> Mapping[str, Mapping[str, Any]]:
-    """``canonical.yml`` as it is written: name to ``{type, unit, group, meaning, labels?, core?}``."""
-    from importlib.resources import files  # slow to import, and the first picture needs none of this
-
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("probes").joinpath("engines", "canonical.yml").read_text(encoding="utf-8")
-    loaded: Mapping[str, Mapping[str, Any]] = yaml.load(text, Loader=loader)
-    return loaded
-
-
-@cache
 def vocabulary() -> Mapping[str, Term]:
-    """Name to ``Term``, in the order of the file."""
+    """Name to ``Term``, in the order of ``canonical.yml``."""
+    from probes.rules import RuleSet  # slow to import, and the first picture needs none of this
+
     return {
-        name: Term(
-            name=name,
-            kind=str(entry["type"]),
-            unit=str(entry["unit"]),
-            group=str(entry["group"]),
-            meaning=str(entry["meaning"]),
-            labels=tuple(entry.get("labels", ())),
-            core=str(entry.get("core", "")),
+        entry.name: Term(
+            name=entry.name,
+            kind=entry.type,
+            unit=entry.unit,
+            group=entry.group,
+            meaning=entry.meaning,
+            labels=entry.labels,
+            core=entry.core,
         )
-        for name, entry in raw_vocabulary().items()
+        for entry in RuleSet.load().vocabulary
     }

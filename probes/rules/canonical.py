@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from probes.rules.document import Document, Position
+if TYPE_CHECKING:
+    from probes.rules.document import Document, Position
 
 PREFIX = "kv:"
 SUFFIXES = ("_bucket", "_sum", "_count")

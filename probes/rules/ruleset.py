@@ -8,10 +8,9 @@ from pathlib import Path
 
 from probes.promql.ast import Binary, Expr
 from probes.rules.canonical import CanonicalEntry, Vocabulary
-from probes.rules.document import Document
 from probes.rules.errors import RuleError
 from probes.rules.expand import Expander
-from probes.rules.files import VOCABULARY_FILE, found_in, packaged, read_rules
+from probes.rules.packed import packed
 from probes.rules.rule import Rule
 
 
@@ -33,8 +32,18 @@ class RuleSet:
         A directory is read for ``*.rules.yml`` and a ``canonical.yml`` that adds names. Errors: ``RuleError``, one
         line with file, line, rule and what to do.
         """
+        found = None if paths else packed()
+        if found is not None:
+            return cls(Vocabulary({entry.name: entry for entry in found.entries}), found.rules)
+        return cls._read(paths or ())
+
+    @classmethod
+    def _read(cls, paths: Sequence[str | Path]) -> RuleSet:
+        from probes.rules.document import Document
+        from probes.rules.files import VOCABULARY_FILE, found_in, packaged, read_rules
+
         documents = [Document.read(f, f.name) for f in packaged()]
-        given = [Document.read(f, str(f)) for f in found_in(paths or ())]
+        given = [Document.read(f, str(f)) for f in found_in(paths)]
         vocabulary = Vocabulary.read([d for d in [*documents, *given] if d.file.endswith(VOCABULARY_FILE)])
         files = [d for d in [*given, *documents] if not d.file.endswith(VOCABULARY_FILE)]
         return cls(vocabulary, [rule for d in files for rule in read_rules(d, vocabulary)])

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from probes.sources.base import Source, SourceStatus
 from probes.sources.fetch import Fetcher, FetchError
 from probes.target import Access, Target, TargetError, parse_target, with_labels
@@ -131,6 +129,8 @@ def targets_of(text: str, origin: Target) -> Iterator[Target]:
 
 
 def _groups(text: str) -> list[Any]:
+    import yaml
+
     try:
         found = json.loads(text) if text.lstrip()[:1] in ("[", "{") else yaml.safe_load(text)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
