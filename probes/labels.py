@@ -34,7 +34,9 @@ class Labels:
         found = dict(labels)
         if name is not None:
             found[NAME] = name
-        return cls(tuple(sorted((k, v) for k, v in found.items() if v != "")))
+        if "" in found.values():
+            found = {k: v for k, v in found.items() if v != ""}
+        return cls(tuple(sorted(found.items())))
 
     @property
     def name(self) -> str:

@@ -9,13 +9,22 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from probes.exposition.line import ExpositionError, Family, Metadata, parse_comment, parse_series, parse_value
+from probes.exposition.line import (
+    ExpositionError,
+    Family,
+    Metadata,
+    parse_comment,
+    parse_series,
+    parse_value,
+    plain_series,
+)
 from probes.exposition.refuse import decode, refuse_foreign
 from probes.labels import Labels
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
+_NO_LABELS = Labels.of()
 NO_TIME = np.iinfo(np.int64).min
 
 
@@ -78,10 +87,20 @@ class _Lines:
 
 
 class PageParser:
-    """Reads the pages of one target. ``resolve`` gives the row of a label set and is asked once per series."""
+    """Reads the pages of one target. ``resolve`` gives the row of a label set and is asked once per series.
 
-    def __init__(self, resolve: Callable[[Labels], int], limits: Limits | None = None) -> None:
+    ``resolve_plain``, where given, does so from a dictionary that includes ``__name__`` (and that it may keep): who
+    adds labels of his own spares the label set without them.
+    """
+
+    def __init__(
+        self,
+        resolve: Callable[[Labels], int],
+        limits: Limits | None = None,
+        resolve_plain: Callable[[dict[str, str]], int] | None = None,
+    ) -> None:
         self._resolve = resolve
+        self._resolve_plain = resolve_plain or (lambda found: resolve(Labels.of(found)))
         self._limits = limits or Limits()
         self._known: dict[bytes, int] = {}
         self._layout: _Layout | None = None
@@ -139,15 +158,7 @@ class PageParser:
         prefix, rest = split_series(line)
         row = self._known.get(prefix)
         if row is None:
-            labels, end = parse_series(decode(line, at + 1), at + 1)
-            prefix, rest = line[: len(line.decode()[:end].encode())], line.decode()[end:].encode()
-            row = self._known.get(prefix)
-            if row is None:
-                if len(prefix) > self._limits.labels:
-                    raise ExpositionError(f"a name with labels of {len(prefix)} bytes", at + 1)
-                if len(self._known) >= self._limits.series:
-                    raise ExpositionError(f"more than {self._limits.series} series", at + 1)
-                row = self._known[prefix] = self._resolve(labels)
+            prefix, rest, row = self._first_seen(line, prefix, rest, at)
         words = rest.split(b"#", 1)[0].split()
         if not words or len(words) > 2 or (rest[:1] not in (b" ", b"\t") and prefix[-1:] != b"}"):
             found = decode(rest, at + 1)[:40]
@@ -167,6 +178,22 @@ class PageParser:
         got.at.append(at)
         got.prefixes.append(prefix)
         got.plain = got.plain and line.removesuffix(b"\r") == prefix + b" " + words[0]
+
+    def _first_seen(self, line: bytes, prefix: bytes, rest: bytes, at: int) -> tuple[bytes, bytes, int]:
+        """Label part, rest and row of a line whose label part, as far as it was guessed, is not known."""
+        plain, labels = plain_series(prefix.decode("ascii")) if prefix.isascii() else None, _NO_LABELS
+        if plain is None:
+            labels, end = parse_series(decode(line, at + 1), at + 1)
+            prefix, rest = line[: len(line.decode()[:end].encode())], line.decode()[end:].encode()
+            row = self._known.get(prefix)
+            if row is not None:
+                return prefix, rest, row
+        if len(prefix) > self._limits.labels:
+            raise ExpositionError(f"a name with labels of {len(prefix)} bytes", at + 1)
+        if len(self._known) >= self._limits.series:
+            raise ExpositionError(f"more than {self._limits.series} series", at + 1)
+        row = self._known[prefix] = self._resolve_plain(plain) if plain is not None else self._resolve(labels)
+        return prefix, rest, row
 
 
 def split_series(line: bytes) -> tuple[bytes, bytes]:

@@ -40,7 +40,7 @@ class TargetFrame:
         self._reset()
 
     def _reset(self) -> None:
-        self.parser = PageParser(self._identify, self._limits)
+        self.parser = PageParser(self._identify, self._limits, self._identify_plain)
         self._ids: dict[Labels, int] = {}
         self._labels: list[Labels] = []
         self._previous: Floats = blank(0)
@@ -53,8 +53,10 @@ class TargetFrame:
         self._scrapes = 0
 
     def _identify(self, labels: Labels) -> int:
+        return self._identify_plain(labels.as_dict())
+
+    def _identify_plain(self, found: dict[str, str]) -> int:
         """A number for a series of the page, with the target's labels on it; what clashes becomes ``exported_…``."""
-        found = labels.as_dict()
         for key, value in self._fixed.items():
             if key in found:
                 exported = f"exported_{key}"
