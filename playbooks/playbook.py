@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -247,7 +246,7 @@ class Readable(Protocol):
 
 def catalog() -> list[Document]:
     """The documents of the packaged catalogue, by name."""
-    folder = resources.files("playbooks") / "catalog"
+    folder = Path(__file__).with_name("catalog")
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".md")), key=lambda f: f.name)
     return [read_document(str(f), f.read_text(encoding="utf-8")) for f in files]
 

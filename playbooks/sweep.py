@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import yaml
 from playbooks.bench import Answer, Bench, Member
 from playbooks.decide import fill
 from playbooks.episode import episodes, hold_steps, trailing
+from playbooks.frontmatter import LOADER
 from playbooks.playbook import DEFAULT_HOLD_MS, Test
 from playbooks.terms import expand
 from playbooks.verdict import CoreCheck
@@ -57,8 +58,8 @@ class Swept:
 @cache
 def checks() -> tuple[Check, ...]:
     """The packaged checks."""
-    text = (resources.files("playbooks") / "sweep.yml").read_text(encoding="utf-8")
-    return tuple(_check(body) for body in yaml.safe_load(text)["checks"])
+    text = Path(__file__).with_name("sweep.yml").read_text(encoding="utf-8")
+    return tuple(_check(body) for body in yaml.load(text, Loader=LOADER)["checks"])
 
 
 def _check(body: Mapping[str, Any]) -> Check:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 import yaml
+
+from playbooks.frontmatter import LOADER
 
 _TERM = re.compile(r"\$([a-z_]+)")
 GIVEN = frozenset({"window", "span", "recent", "interval"})
@@ -20,9 +22,9 @@ class TermError(ValueError):
 @cache
 def terms() -> Mapping[str, str]:
     """The packaged shorthands, each expanded to plain PromQL (``$window`` and its kin left in)."""
-    text = (resources.files("playbooks") / "terms.yml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("terms.yml").read_text(encoding="utf-8")
     found: dict[str, str] = {}
-    for name, expr in yaml.safe_load(text).items():
+    for name, expr in yaml.load(text, Loader=LOADER).items():
         found[name] = _put(" ".join(str(expr).split()), found)
     return found
 

@@ -16,17 +16,22 @@ EVERY_S = 5.0
 LEAST_SAMPLES = 5
 LOOK_BACK_MS = 900_000
 STEPS = 24  # a report takes more; a screen asks again in seconds
-_SHARE = 0.04  # of one core's time, for what the screen repeats unasked
+_SHARE = 0.01  # of one core's time, for what the screen repeats unasked
+LONGEST_S = 30.0
 
 
 class Examiner:
-    """Runs `playbooks.engine.diagnose` when it is due: every five seconds, less often where that costs too much."""
+    """Runs `playbooks.engine.diagnose` when it is due: every five seconds, less often where that costs too much.
+
+    What it costs is processor time of this thread, on average over the runs; reading the playbooks is no part of it.
+    """
 
     def __init__(self, view: Any, interval_ms: int, folder: Path | None = None) -> None:
         self._view, self._interval_ms, self._folder = view, interval_ms, folder
         self._playbooks: Sequence[Playbook] | None = None
         self._at_ms: int | None = None
         self._next = 0.0
+        self._cost: float | None = None
         self.diagnosis: Diagnosis | None = None
         self.trouble = ""
 
@@ -48,9 +53,9 @@ class Examiner:
         from playbooks.grid import Grid
         from playbooks.playbook import load_playbooks
 
-        began = time.monotonic()
         if self._playbooks is None:
             self._playbooks = load_playbooks([self._folder] if self._folder else ())
+        began = time.thread_time()
         grid = Grid(max(start_ms, at_ms - LOOK_BACK_MS), at_ms, self._interval_ms, max_steps=STEPS)
         try:
             self.diagnosis = diagnose(self._view, Case(grid, tuple(sources)), self._playbooks, self._view.rules)
@@ -58,5 +63,9 @@ class Examiner:
         except ValueError as error:  # a user's playbook with a broken expression must not take the screen away
             self.diagnosis, self.trouble = None, f"the diagnosis failed: {error}"
         self._at_ms = at_ms
-        spent = time.monotonic() - began
-        self._next = time.monotonic() + max(EVERY_S, spent / _SHARE)
+        spent = time.thread_time() - began
+        if self._cost is None:  # the first run parses every expression: no measure for the later ones
+            self._cost = 0.0
+        else:
+            self._cost = (self._cost + spent) / 2 if self._cost else spent
+        self._next = time.monotonic() + min(max(EVERY_S, self._cost / _SHARE), LONGEST_S)

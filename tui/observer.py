@@ -99,19 +99,24 @@ class Observer:
         return filled(at_ms - start_ms, self.interval_ms, self.window_ms)
 
     def _ask(self, times: range, start_ms: int, *, lazy: bool) -> None:
-        many = len(self._known) != 1
         due = [panel for panel in PANELS if not (lazy and self._ticks % panel.every and panel.name in self._grids)]
         for panel in due:
             grid = self._grids[panel.name] = self._grid(panel, times, start_ms)
             self._known.update((entity, times[-1]) for entity in grid if entity.get("instance"))
         for panel in due:
             if panel.merge is Merge.EXPR:
-                asks = many and bool(self._grids[panel.name])
-                self._over_all[panel.name] = self._grid(panel, times, start_ms, over_all=True) if asks else {}
+                self._over_all[panel.name] = self._over(panel, times, start_ms)
         answers = [(name, self._grids[name]) for name in CHARTED]
         answers += [(panel.name, {FLEET: self._merged(panel, len(times))}) for panel in PANELS if panel.name in CHARTED]
         self._history.append(times, answers)
         self._forget(times[-1])
+
+    def _over(self, panel: Panel, times: range, start_ms: int) -> Grid:
+        """A panel's answers over all entities; over a single one they are its own, and need not be asked for."""
+        grid = self._grids[panel.name]
+        if len(grid) > 1:
+            return self._grid(panel, times, start_ms, over_all=True)
+        return dict(zip((FLEET,), grid.values(), strict=False))
 
     def _grid(self, panel: Panel, times: range, start_ms: int, *, over_all: bool = False) -> Grid:
         """A panel's answers, one a step; the window is as long as the data allows."""
@@ -154,7 +159,9 @@ class Observer:
         names = list(vocabulary())
         due: Iterable[str] = names
         if self._seen:
-            due = [names[(self._turn + i) % len(names)] for i in range(_TERMS_A_TICK)]
+            every = self._seen.get("kv:up", frozenset()) | {entity.get("instance") for entity in self._known}
+            turn = (names[(self._turn + i) % len(names)] for i in range(_TERMS_A_TICK))
+            due = [name for name in turn if not every or not self._seen.get(name, frozenset()) >= every]
             self._turn += _TERMS_A_TICK
         for name, instances in presence(self.view, at_ms, self.window_ms, due).items():
             self._seen[name] = self._seen.get(name, frozenset()) | instances
