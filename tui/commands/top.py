@@ -71,16 +71,18 @@ def open_screen(args: argparse.Namespace, options: Options) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Wrong targets, configurations and rule files are one line on the terminal, not a screen that closes again."""
-    from probes.config import load_config
-    from probes.rules import RuleSet
     from probes.target import parse_target
 
     with plain_errors():
         for target in args.targets:
             parse_target(target)
         if args.config is not None:
+            from probes.config import load_config
+
             load_config(args.config)
         if args.rules:
+            from probes.rules import RuleSet
+
             RuleSet.load(args.rules)
     if not args.targets and args.config is None:
         from tui.commands.session import found_here
