@@ -171,7 +171,11 @@ def _sentence(answered: Answered, span: slice, *, holds: bool) -> str:
     test = answered.test
     value = _typical(answered, span)
     text = fill(test.says, value, test.threshold)
-    return text if holds else f"{text} (it would take {test.op} {test.threshold:g})"
+    if holds:
+        return text
+    shown = next((m.group(2) for m in _FIELD.finditer(test.says) if m.group(2)), ":g")
+    line = fill("{threshold" + shown + "}", value, test.threshold)
+    return f"{text} (it would take {test.op} {line})"
 
 
 def fill(text: str, value: float, threshold: float) -> str:

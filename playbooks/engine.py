@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +59,11 @@ def diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules 
 
     Raises PromQLError when a playbook's or an objective's expression is broken.
     """
+    with getattr(view, "sharing", nullcontext)():
+        return _diagnose(view, case, playbooks, rules)
+
+
+def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules | None) -> Diagnosis:
     bench, finer = Bench(view, case.grid, rules), Bench(view, case.grid.finer(), rules)
     members = find_members(bench)
     swept = sweep(bench, members, (o.check for o in case.objectives))
@@ -157,7 +163,7 @@ def _finding(
         verdict=ruling.verdict,
         member=names(ruling.member),
         evidence=ruling.evidence,
-        refuted=tuple(dict.fromkeys([*ruling.ruled_out, *lookalikes])),
+        refuted=_once_each([*ruling.ruled_out, *lookalikes]),
         explains=tuple(dict.fromkeys(r.playbook.id for r in under if r.playbook.id != playbook.id)),
         cost=_costs(playbook, ruling.member, bench),
         what_if=tuple(_what_ifs(playbook.what_if, ruling.member, bench)),
@@ -168,6 +174,14 @@ def _finding(
         summary=playbook.summary,
         doc=f"docs/runbooks/{playbook.id}.md",
     )
+
+
+def _once_each(refutations: Iterable[Refutation]) -> tuple[Refutation, ...]:
+    """The first, which is the strongest, for each look-alike."""
+    found: dict[str, Refutation] = {}
+    for one in refutations:
+        found.setdefault(one.cause, one)
+    return tuple(found.values())
 
 
 def _address(command: str, member: Member) -> str:
