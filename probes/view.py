@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -107,6 +108,10 @@ class View:
     def range(self, text: str, start_ms: int, end_ms: int, step_ms: int, track: bool = False) -> Value:
         """The values of an expression from ``start_ms`` to ``end_ms``."""
         return self._evaluate(text, steps(start_ms, end_ms, step_ms), track)
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """One round of questions, between two writes: what they have in common is evaluated once."""
+        return self.engine.sharing()
 
     def _evaluate(self, text: str, times: Times, track: bool) -> Value:
         """What found no series at all finds none until one comes: most questions are for what an engine lacks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from probes.labels import Labels
@@ -61,6 +62,12 @@ class Observer:
 
         ``live``: what changes slowly need not be asked at every tick.
         """
+        with getattr(self.view, "sharing", nullcontext)():
+            return self._observe(at_ms, start_ms, faults, live=live)
+
+    def _observe(
+        self, at_ms: int, start_ms: int, faults: Mapping[str, str], *, live: bool
+    ) -> tuple[tuple[EntityReading, ...], EntityReading]:
         times = self._steps(at_ms, start_ms)
         if times:
             self._ask(times, start_ms, lazy=live and len(times) == 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from probes.columns import Times
 from probes.promql.ast import Expr, Matcher
@@ -44,6 +44,10 @@ class LabelCache:
         return found
 
 
+Shared: TypeAlias = dict[tuple[Expr, int, int, int, int, int], Value]
+"""Answers within one round: expression, bounds of the evaluation, first and last step and their number."""
+
+
 @dataclass(frozen=True)
 class Context:
     """One evaluation. ``closed``: Prometheus 2 windows, closed on the left; else Prometheus 3, left-open."""
@@ -57,6 +61,7 @@ class Context:
     track: bool
     cache: LabelCache
     evaluate: Callable[[Context, Expr, Times], Value] = field(repr=False)
+    shared: Shared | None = field(default=None, repr=False)
 
     def eval(self, expr: Expr, times: Times) -> Value:
         return self.evaluate(self, expr, times)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -22,7 +24,7 @@ from probes.promql.ast import (
     VectorSelector,
 )
 from probes.promql.binary import binary
-from probes.promql.context import Context, LabelCache, Selecting
+from probes.promql.context import Context, LabelCache, Selecting, Shared
 from probes.promql.errors import PromQLError
 from probes.promql.functions import call_function
 from probes.promql.ranges import call_range
@@ -51,6 +53,22 @@ class Engine:
         self.lookback_ms = lookback_ms
         self.default_step_ms = default_step_ms
         self._cache = LabelCache()
+        self._shared: Shared | None = None
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """One round of questions: what several expressions have in common is evaluated once.
+
+        Nothing may be written to the store meanwhile.
+        """
+        if self._shared is not None:
+            yield
+            return
+        self._shared = {}
+        try:
+            yield
+        finally:
+            self._shared = None
 
     def evaluate(self, expr: Expr, times_ms: Times, track: bool = False) -> Value:
         """Evaluate at ``times_ms`` [K], ascending. PromQLError for what Prometheus refuses while it runs."""
@@ -67,6 +85,7 @@ class Engine:
             track=track,
             cache=self._cache,
             evaluate=_evaluate,
+            shared=None if track else self._shared,
         )
         # Markers are signalling NaNs, and Go does arithmetic without warnings.
         try:
@@ -94,6 +113,17 @@ def steps(start_ms: int, end_ms: int, step_ms: int) -> Times:
 
 
 def _evaluate(ctx: Context, expr: Expr, times: Times) -> Value:
+    shared = ctx.shared
+    if shared is None or not isinstance(expr, Call | Aggregate | Binary):
+        return _afresh(ctx, expr, times)
+    key = (expr, ctx.start_ms, ctx.end_ms, int(times[0]), int(times[-1]), times.size)
+    found = shared.get(key)
+    if found is None:
+        found = shared[key] = _afresh(ctx, expr, times)
+    return found
+
+
+def _afresh(ctx: Context, expr: Expr, times: Times) -> Value:
     match expr:
         case NumberLiteral(value):
             return Scalar(times, np.full(times.size, value))

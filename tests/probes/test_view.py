@@ -149,3 +149,37 @@ def test_instances_are_those_that_the_query_counts(store: SeriesStore) -> None:
             asked = view.instant(f"count by (instance) (last_over_time({series}[5m]))", at)
             expected = frozenset(labels.get("instance") for labels in asked.labels)
             assert view.instances(series, at, 300_000) == expected
+
+
+def test_a_round_of_questions_says_what_each_alone_says(store: SeriesStore) -> None:
+    texts = (
+        "sum by (instance) (rate(engine:requests_total[30s]))",
+        "sum by (instance) (rate(engine:requests_total[30s])) / sum by (instance) (rate(engine:requests_total[20s]))",
+        "sum(rate(engine:requests_total[30s] @ end())) - sum(rate(engine:requests_total[30s] offset 10s))",
+        "max_over_time(sum(rate(engine:requests_total[30s]))[20s:10s])",
+    )
+
+    def asked(view: View) -> list[object]:
+        found = [view.range(text, start, 60_000, step) for text in texts for start, step in SPANS]
+        found += [view.instant(text, 50_000) for text in texts]
+        return [(one.labels, one.times.tolist(), one.present.tolist(), str(one.values.tolist())) for one in found]
+
+    view = View(store)
+    with view.sharing():
+        together = asked(view)
+    assert together == asked(View(store))
+
+
+SPANS = ((40_000, 10_000), (40_000, 5_000), (50_000, 10_000))
+
+
+def test_what_is_shared_ends_with_its_round(store: SeriesStore) -> None:
+    view = View(store)
+    text = "sum(max_over_time(engine:requests_total[30s]))"
+    with view.sharing():
+        before = view.instant(text, 70_000)
+        assert view.instant(f"({text}) + 0", 70_000).values.tolist() == before.values.tolist()
+    store.frame("a").append(
+        70_000, [store.frame("a").row(Labels.of({"instance": "a"}, "engine:requests_total"))], [9e9]
+    )
+    assert view.instant(text, 70_000).values.tolist() != before.values.tolist()
