@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from playbooks.grid import Grid
+from playbooks.middle import median
 from playbooks.playbook import Test
 from probes.labels import Labels
 
@@ -164,8 +165,8 @@ def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
     out = np.full((len(values), 1), np.nan)
     for i, row in enumerate(values):
         kept = row[np.isfinite(row)]
-        if len(kept) and np.median(kept) > 0:
-            out[i, 0] = np.median(kept)
+        if len(kept) and median(kept) > 0:
+            out[i, 0] = median(kept)
     return out
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from playbooks.bench import Answer, Answered, Bench, Member
 from playbooks.episode import conjunction, episodes, first_of_last_run, hold_steps, trailing
 from playbooks.grid import Grid
+from playbooks.middle import median
 from playbooks.playbook import Pattern, Playbook, Test
 from playbooks.verdict import Evidence, Refutation, Verdict
 
@@ -164,7 +165,7 @@ def _evidence(answered: Answered, span: slice, grid: Grid) -> Evidence:
 def _typical(answered: Answered, span: slice) -> float:
     values = answered.values[span]
     kept = values[~np.isnan(values)]
-    return float(np.median(kept)) if len(kept) else float("nan")
+    return median(kept) if len(kept) else float("nan")
 
 
 def _sentence(answered: Answered, span: slice, *, holds: bool) -> str:

@@ -15,6 +15,7 @@ from playbooks.bench import Answer, Bench, Member
 from playbooks.decide import fill
 from playbooks.episode import episodes, hold_steps, trailing
 from playbooks.frontmatter import LOADER
+from playbooks.middle import median
 from playbooks.playbook import DEFAULT_HOLD_MS, Test
 from playbooks.terms import expand
 from playbooks.verdict import CoreCheck
@@ -131,7 +132,7 @@ def _ask(bench: Bench, check: Check, member: Member) -> tuple[Answer, float]:
         expected = trailing(bench.answer(check.unless, member).answers, need)
         answer = Answer.FALSE if expected is Answer.TRUE else answer
     kept = window[~np.isnan(window)]
-    return answer, float(np.median(kept)) if len(kept) else float("nan")
+    return answer, median(kept) if len(kept) else float("nan")
 
 
 def _core(name: str, answers: Sequence[Answer]) -> bool | None:
