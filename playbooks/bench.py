@@ -86,7 +86,8 @@ class Bench:
         if not hasattr(value, "labels"):
             row = np.asarray(value.values, dtype=np.float64).reshape(1, -1)
             return Table((Labels.of(),), row)
-        values = np.where(value.present, value.values, np.nan)
+        # An infinite gauge or a division by nothing is no measurement either.
+        values = np.where(value.present & np.isfinite(value.values), value.values, np.nan)
         return Table(tuple(value.labels), values)
 
     def answer(self, test: Test, member: Member) -> Answered:

@@ -49,6 +49,9 @@ def rule(playbook: Playbook, pattern: Pattern, member: Member, bench: Bench, fin
         over = next(iter(reversed(episodes(both, need))), None)
     if held is not Answer.TRUE and over is None:
         return _not_held(playbook, pattern, member, bench, required, held, need)
+    if bench.grid.end_ms - bench.grid.start_ms < pattern.least_ms:
+        needs = f"at least {pattern.least_ms // 1000} s of data"
+        return Ruling(playbook, pattern, member, Verdict.UNKNOWN, missing=(needs,), why=needs)
     at = steps - 1 if over is None else over.last
     span = slice(max(0, at - need + 1), at + 1)
     found = [

@@ -16,7 +16,7 @@ from playbooks.events import events
 from playbooks.grid import Grid
 from playbooks.objective import Objective
 from playbooks.playbook import SCOPES, Formula, Playbook
-from playbooks.sweep import MAY_STAY_OPEN, Bad, Swept, sweep
+from playbooks.sweep import MAY_STAY_OPEN, Bad, Swept, sweep, with_silent
 from playbooks.verdict import (
     Command,
     Diagnosis,
@@ -66,7 +66,7 @@ def diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules 
 def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules | None) -> Diagnosis:
     bench, finer = Bench(view, case.grid, rules), Bench(view, case.grid.finer(), rules)
     members = find_members(bench)
-    swept = sweep(bench, members, (o.check for o in case.objectives))
+    swept = with_silent(sweep(bench, members, (o.check for o in case.objectives)), case.sources)
     rulings = [
         rule(playbook, pattern, member, bench, finer)
         for playbook in playbooks

@@ -74,6 +74,7 @@ class Pattern:
     hold_ms: int = DEFAULT_HOLD_MS
     past: bool = False
     only_with: tuple[str, ...] = ()
+    least_ms: int = 0
     says: str = ""
 
     @property
@@ -232,6 +233,7 @@ def _pattern(body: Mapping[str, Any]) -> Pattern:
         hold_ms=duration_ms(body["hold"]) if "hold" in body else DEFAULT_HOLD_MS,
         past=bool(body.get("past", False)),
         only_with=tuple(body.get("only_with", ())),
+        least_ms=duration_ms(body["least"]) if "least" in body else 0,
         says=str(body.get("says", "")),
     )
 

@@ -18,7 +18,8 @@ from playbooks.frontmatter import LOADER
 from playbooks.middle import median
 from playbooks.playbook import DEFAULT_HOLD_MS, Test
 from playbooks.terms import expand
-from playbooks.verdict import CoreCheck
+from playbooks.verdict import CoreCheck, SourceLine
+from probes.labels import Labels
 
 CORE = ("capacity", "queue", "preemption", "latency", "freshness")
 # Latency is bad against an objective, an earlier window, a baseline or peers; with none of these it stays open.
@@ -111,6 +112,18 @@ def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable
                 words.setdefault(check.core or check.test.name, f"{_name(member)}: {sentence}")
     core = tuple(CoreCheck(name, _core(name, said[name]), words.get(name, "")) for name in CORE)
     return Swept(tuple(bad), core)
+
+
+def with_silent(swept: Swept, sources: Sequence[SourceLine]) -> Swept:
+    """A target that one asked for and that never answered is no healthy one: nobody knows how it is."""
+    silent = [s for s in sources if s.never_answered]
+    if not silent:
+        return swept
+    check = next(c for c in checks() if c.core == "freshness")
+    bad = [Bad(check, Labels.of({"instance": s.target}), 0.0, f"never answered: {s.error or s.state}") for s in silent]
+    says = f"{len(silent)} of {len(sources)} targets never answered"
+    core = tuple(CoreCheck(c.name, True, c.says or says) if c.name == "freshness" else c for c in swept.core)
+    return Swept((*swept.bad, *bad), core)
 
 
 def _unless_told(packaged: Iterable[Check], objectives: Sequence[Check]) -> Iterable[Check]:

@@ -131,6 +131,9 @@ class CoreCheck:
     says: str = ""
 
 
+_ANSWERED = frozenset(("fresh", "stale", "empty", "no-data"))
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLine:
     """How a source stands, in the words of the diagnosis."""
@@ -140,8 +143,10 @@ class SourceLine:
     age_s: float | None
     error: str | None = None
 
-
-_ANSWERED = frozenset(("fresh", "stale", "empty", "no-data"))
+    @property
+    def never_answered(self) -> bool:
+        """True when this target has given nothing at all so far."""
+        return self.age_s is None and self.state not in _ANSWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,7 @@ class Diagnosis:
         if self.verdict is Overall.FINDING:
             return 1
         # A source that died within the window did give something: its age says so.
-        if self.sources and all(s.age_s is None and s.state not in _ANSWERED for s in self.sources):
+        if self.sources and all(s.never_answered for s in self.sources):
             return 4
         if self.verdict is Overall.UNKNOWN or (strict and self.unknown):
             return 3

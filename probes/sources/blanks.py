@@ -25,6 +25,10 @@ RATIO_MOST = 1.5
 """A profiling ratio above this is no reading (policy: 1 is the most there can be; sampling overshoots a little)."""
 
 
+_COUNTED = re.compile(r".*_(?:total|bucket|count)|process_start_time_seconds")
+"""Names of what is counted (or never moves): NaN is no count, and must look neither like a reset nor like a restart."""
+
+
 class Blanks:
     """Which of a list of series can be blank, found once; then which of their samples are."""
 
@@ -32,11 +36,14 @@ class Blanks:
         names = [one.name for one in labels]
         self._can: Mask = np.array([name.startswith(DCGM) for name in names], dtype=np.bool_)
         self._ratio: Mask = np.array([_RATIO.fullmatch(name) is not None for name in names], dtype=np.bool_)
+        self._counted: Mask = np.array([_COUNTED.fullmatch(name) is not None for name in names], dtype=np.bool_)
         self._any = bool(self._can.any())
 
     def among(self, series: Times, values: Floats) -> Mask:
         """Where samples are no measurement: sample i is ``values[i]`` of the series at place ``series[i]``."""
-        found: Mask = np.zeros(len(values), dtype=np.bool_)
+        found: Mask = np.isnan(values)
+        if found.any():
+            found &= self._counted[series]
         if not self._any:
             return found
         held = np.flatnonzero(self._can[series])
@@ -44,5 +51,5 @@ class Blanks:
         floating = (given >= DCGM_BLANK_FP) & (given <= DCGM_BLANK_FP + 3)
         blank = (given >= DCGM_BLANK_64) | np.isin(given, DCGM_BLANK_32) | floating
         blank |= self._ratio[series[held]] & ((given > RATIO_MOST) | (given < 0))
-        found[held] = blank
+        found[held] |= blank
         return found

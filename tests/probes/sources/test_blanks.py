@@ -96,3 +96,11 @@ def test_a_recording_shows_no_blanks(tmp_path: Path) -> None:
         store.frame(block.instance).load(block.times, block.labels, block.values)
     assert shown(store, AT_MS + 5000) == KEPT
     assert "DCGM_FI_DEV_GPU_TEMP" not in store.names()
+
+
+def test_nan_of_what_is_counted_is_no_sample_and_of_a_gauge_it_stays() -> None:
+    names = ("a_total", "b_bucket", "c_count", "process_start_time_seconds", "d_sum", "usage", "total_kind")
+    labels = [Labels.of({}, name) for name in names]
+    series = np.arange(len(names))
+    assert Blanks(labels).among(series, np.full(len(names), np.nan)).tolist() == [True] * 4 + [False] * 3
+    assert not Blanks(labels).among(series, np.zeros(len(names))).any()
