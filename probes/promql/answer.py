@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from probes.promql.errors import PromQLError
+from probes.promql.limits import MOST_SHOWN
 from probes.promql.value import Matrix, Scalar, String, Value, Vector
 
 
@@ -36,6 +38,12 @@ def _series(value: Value) -> list[dict[str, Any]]:
         return _matrix(value)
     if isinstance(value, String):
         raise ValueError('invalid expression type "string" for range query, must be Scalar or instant Vector')
+    count = int(np.count_nonzero(value.present))
+    if count > MOST_SHOWN:
+        raise PromQLError(
+            f"the answer has {count:,} values, more than the most there may be, {MOST_SHOWN:,}: "
+            "ask for fewer steps or fewer series"
+        )
     found = []
     for i in sorted(range(len(value.labels)), key=lambda i: value.labels[i].pairs):
         here = np.flatnonzero(value.present[i])

@@ -15,6 +15,13 @@ LAST_SECOND: Final = 253_402_300_799
 """The end of the year 9999."""
 LONGEST_S: Final = 100 * 365 * 86_400
 """A hundred years."""
+MOST_INNER_STEPS: Final = 11_000
+"""Steps of one window of a subquery: what Prometheus allows a range query."""
+MOST_CELLS: Final = 5_000_000
+"""Steps times series of a selector, subquery or range function: 40 MB of numbers, a few times over (policy)."""
+MOST_SHOWN: Final = 500_000
+"""Values of a range query that are handed out as text (policy; a second or two)."""
+LONGEST_PATTERN: Final = 1_000
 
 _PART = re.compile(r"(\d+)(ms|[smhdwy])")
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
@@ -38,6 +45,25 @@ def check_limits(text: str, tokens: Sequence[Token]) -> None:
             _check_span(text, tokens[i + 1 : i + 3])
         elif token.kind == "duration" and _seconds(token) > LONGEST_S:
             raise PromQLError(f"duration {token.text} is longer than 100 years", token.column, text)
+
+
+def check_inner_steps(count: int, shown: str) -> None:
+    """PromQLError for a window of a subquery with too many steps."""
+    if count > MOST_INNER_STEPS:
+        raise PromQLError(
+            f"the subquery [{shown.rpartition('[')[2]} has {count:,} steps over the data that there is, and "
+            f"{MOST_INNER_STEPS:,} is the most: give it a longer step"
+        )
+
+
+def check_cells(steps: int, series: int) -> None:
+    """PromQLError for more numbers than can be held: steps times series."""
+    if steps * series > MOST_CELLS:
+        over = f" of {series:,} series" if series > 1 else ""
+        raise PromQLError(
+            f"{steps:,} steps{over} are more than the most there may be, {MOST_CELLS:,} values: "
+            "ask for fewer steps or fewer series"
+        )
 
 
 def _seconds(token: Token) -> float:

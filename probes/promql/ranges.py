@@ -10,6 +10,7 @@ from probes.promql.ast import Call, Expr, MatrixSelector, Paren, Subquery
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
 from probes.promql.kernels import kernel_of
+from probes.promql.limits import check_cells
 from probes.promql.selectors import grids, joined, moments, too_large
 from probes.promql.settle import SAME_LABELS, in_turn
 from probes.promql.signatures import KEEP_NAME
@@ -34,6 +35,7 @@ def call_range(ctx: Context, node: Call, times: Times) -> Vector:
         return in_turn([call_range(ctx, node, part) for part in np.array_split(times, 2)])
     parameter = next((_numbers(ctx, arg, times) for arg in ranges if arg is not source), None)
     found, steps = grids(ctx, source, times)
+    check_cells(times.size, sum(len(grid.labels) for grid in found))
     steps = Steps(steps.at, steps.start, steps.end, parameter)
     kernel, minimum = kernel_of(node.func, ctx.closed)
     outcomes = [apply(grid, steps, ctx.closed, kernel, minimum) for grid in found]

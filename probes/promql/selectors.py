@@ -9,6 +9,8 @@ from probes.labels import Labels
 from probes.promql.ast import At, MatrixSelector, Subquery, VectorSelector
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
+from probes.promql.limits import check_cells, check_inner_steps
+from probes.promql.reach import reach
 from probes.promql.settle import in_turn
 from probes.promql.value import Matrix, Vector
 from probes.promql.windows import Grid, Steps
@@ -34,6 +36,7 @@ def select_instant(ctx: Context, node: VectorSelector, times: Times) -> tuple[Ve
     """
     looks = moments(ctx, times, node.offset_ms, node.at)
     selections = ctx.store.select(node.all_matchers)
+    check_cells(looks.size, sum(selection.rows.size for selection in selections))
     if too_large(selections, looks, ctx.lookback_ms):
         halves = [select_instant(ctx, node, part) for part in np.array_split(times, 2)]
         return in_turn([vector for vector, _ in halves]), _sample_times(halves)
@@ -181,12 +184,7 @@ def grids(ctx: Context, node: MatrixSelector | Subquery, times: Times) -> tuple[
 
 def _subquery(ctx: Context, node: Subquery, steps: Steps) -> list[Grid]:
     """Evaluate the inner expression at the multiples of its step that any window covers."""
-    step = node.step_ms or ctx.default_step_ms
-    start, end = int(steps.start.min()), int(steps.end.max())
-    first = -(-start // step) * step
-    if not ctx.closed and first == start:
-        first += step
-    axis = np.arange(first, end + 1, step, dtype=np.int64)
+    axis = _inner_steps(ctx, node, steps)
     if not axis.size:
         return []
     inner = ctx.eval(node.expr, axis)
@@ -196,6 +194,29 @@ def _subquery(ctx: Context, node: Subquery, steps: Steps) -> list[Grid]:
     np.copyto(values, inner.values.T, where=inner.present.T)
     unnamed = tuple(found.unnamed() for found in inner.labels)
     return [Grid(inner.labels, unnamed, axis, values)] if inner.labels else []
+
+
+def _inner_steps(ctx: Context, node: Subquery, steps: Steps) -> Times:
+    """The multiples of the subquery's step inside its windows, as far as there is data; PromQLError for too many."""
+    step = node.step_ms or ctx.default_step_ms
+    first, last = steps.start if ctx.closed else steps.start + 1, steps.end
+    if (span := reach(ctx, node.expr)) is not None:
+        first, last = np.maximum(first, span[0]), np.minimum(last, span[1])
+    low, high = -(-first // step), last // step
+    counts = np.maximum(0, high - low + 1)
+    check_inner_steps(int(counts.max()), str(node))
+    held = np.flatnonzero(counts)
+    if not held.size:
+        return np.empty(0, dtype=np.int64)
+    low, high = low[held], high[held]
+    parts = []
+    until = int(low[0]) - 1
+    for start, end in zip(low.tolist(), high.tolist(), strict=True):  # both ascend with the steps
+        if end > until:
+            parts.append(np.arange(max(start, until + 1), end + 1, dtype=np.int64))
+            until = end
+    check_cells(sum(part.size for part in parts), 1)
+    return np.concatenate(parts) * step
 
 
 def select_matrix(ctx: Context, node: MatrixSelector | Subquery, times: Times) -> Matrix:
