@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,16 +33,21 @@ class Trail(NamedTuple):
         A sample holds until the next tick, so that a line has no holes where ticks are wider than columns.
         """
         out = [math.nan] * width
-        worst = min if low else max
         scale = width / max(1, end_ms - start_ms)
-        for index, (time, value) in enumerate(zip(self.times, self.values, strict=True)):
-            if math.isnan(value) or time < start_ms or time > end_ms:
+        times, values = self.times, self.values
+        for index in range(bisect_left(times, start_ms), bisect_right(times, end_ms)):
+            value = values[index]
+            if value != value:  # NaN
                 continue
-            column = min(width - 1, int((time - start_ms) * scale))
+            column = int((times[index] - start_ms) * scale)
+            if column >= width:
+                column = width - 1
             known = out[column]
-            out[column] = value if math.isnan(known) else worst(known, value)
-            if index + 1 < len(self.times):
-                for held in range(column + 1, min(width, int((self.times[index + 1] - start_ms) * scale))):
+            if known != known or (value < known if low else value > known):
+                out[column] = value
+            if index + 1 < len(times):
+                until = int((times[index + 1] - start_ms) * scale)
+                for held in range(column + 1, until if until < width else width):
                     out[held] = value
         return out
 

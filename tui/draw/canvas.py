@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ ASCII = Glyphs(
 
 _SINGLE = frozenset("─━│╭╮╰╯▁▂▃▄▅▆▇█░…–−•→↑↓●◌▲▸▶‖┊✓·")
 """Signs of our own, known to take one cell."""
+_ONE_A_CELL = re.compile(f"[ -~\xa0-\u02ff{''.join(_SINGLE)}]*")
 
 
 def cells(text: str) -> Iterator[str]:
@@ -131,7 +133,7 @@ def ascii_of(text: str) -> str:
 
 def width_of(text: str) -> int:
     """Cells that a text takes."""
-    return len(text) if text.isascii() and text.isprintable() else sum(1 for _ in cells(text))
+    return len(text) if _ONE_A_CELL.fullmatch(text) else sum(1 for _ in cells(text))
 
 
 class Canvas:
@@ -162,7 +164,7 @@ class Canvas:
         if self.glyphs.ascii and not text.isascii():
             text = ascii_of(text)
         room = self.width - x if width is None else min(width, self.width - x)
-        signs = list(text) if text.isascii() and text.isprintable() else list(cells(text))
+        signs = list(text) if _ONE_A_CELL.fullmatch(text) else list(cells(text))
         if len(signs) > room:
             signs = self._cut(signs, room)
         skip = max(0, -x)
@@ -207,9 +209,10 @@ class Canvas:
         """Draw a box around the whole and return the inside."""
         tl, tr, bl, br, flat, side = tuple(self.glyphs.frame)
         self.put(0, 0, tl + flat * (self.width - 2) + tr, style)
-        for y in range(1, self.height - 1):
-            self.put(0, y, side, style)
-            self.put(self.width - 1, y, side, style)
+        first, last = self._left, self._left + self.width - 1
+        for y in range(self._top + 1, self._top + self.height - 1 if self.width else 0):
+            self._chars[y][first] = self._chars[y][last] = side
+            self._styles[y][first] = self._styles[y][last] = style
         self.put(0, self.height - 1, bl + flat * (self.width - 2) + br, style)
         if title:
             self.put(2, 0, f" {title} ", title_style, width=self.width - 4)

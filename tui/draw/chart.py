@@ -32,7 +32,8 @@ def area(canvas: Canvas, values: Sequence[float], top: float, style: str = "data
     heights = [0 if math.isnan(value) else max(1, min(steps, round(value / top * steps))) for value in shown]
     for row in range(canvas.height):
         y, low = canvas.height - 1 - row, row * 8
-        line = "".join([levels[min(8, max(0, height - low))] for height in heights])
+        signs = levels[:1] * low + levels + levels[-1:] * (steps - low - 8)  # the line's sign by the column's height
+        line = "".join([signs[height] for height in heights])
         if not line.isspace():
             canvas.put(0, y, line, shade(style, row, canvas.height))
         if onset is not None and onset < len(heights) and heights[onset] <= low:
