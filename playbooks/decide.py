@@ -182,11 +182,16 @@ def _sentence(answered: Answered, span: slice, *, holds: bool) -> str:
     return f"{text} (it would take {test.op} {line})"
 
 
+_HUGE = 1e12  # no quantity of ours: three digits say enough, and a percentage of it could overflow
+
+
 def fill(text: str, value: float, threshold: float) -> str:
     """Fill ``{value}`` and ``{threshold}`` (with a format) into a sentence; nothing else is looked up."""
 
     def put(match: re.Match[str]) -> str:
         number = value if match.group(1) == "value" else threshold
+        if abs(number) >= _HUGE:
+            return f"{number:.3g}"
         try:
             return format(number, (match.group(2) or ":.3g")[1:])
         except ValueError:

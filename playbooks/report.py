@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from playbooks.printable import name_text, names_text, printable
 from playbooks.verdict import Diagnosis, Evidence, Finding, Overall, Quantity
 
 SCHEMA = "kvscope.diagnosis/1"
 _WIDTH = 100
+_HUGE = 1e12  # no quantity of ours: three digits say enough, and a percentage of it could overflow
+_WORDS = 500  # of an error: JSON has the whole of it
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -88,17 +92,44 @@ def _number(value: float | None) -> float | None:
 
 
 def clock(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M:%S")
+    return _stamp(ms, "%H:%M:%S")
+
+
+def day(ms: int) -> str:
+    return _stamp(ms, "%Y-%m-%d")
+
+
+def _stamp(ms: int, form: str) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime(form)
+    except (OverflowError, OSError, ValueError):  # a recording may hold any number; no calendar has that year
+        return f"{ms / 1000:.0f} s"
+
+
+def span_text(diagnosis: Diagnosis) -> str:
+    """The window: one date within a day, both over midnight."""
+    first, last = diagnosis.start_ms, diagnosis.end_ms
+    ended = clock(last) if day(first) == day(last) else f"{day(last)} {clock(last)}"
+    return f"{day(first)} {clock(first)} to {ended} UTC"
+
+
+def moment_text(diagnosis: Diagnosis, ms: int) -> str:
+    """A time of the window, with its date where the window has more than one."""
+    one_day = day(diagnosis.start_ms) == day(diagnosis.end_ms) == day(ms)
+    return clock(ms) if one_day else f"{day(ms)} {clock(ms)}"
 
 
 def member_text(member: Mapping[str, str]) -> str:
     """``pod-1:8000`` for a lone instance, ``gpu 1, node-a:9400`` for more; ``the fleet`` for none."""
-    named = [value if key == "instance" else f"{key} {value}" for key, value in sorted(member.items())]
+    shown = sorted(names_text(member).items())
+    named = [value if key == "instance" else f"{key} {value}" for key, value in shown]
     return ", ".join(named) or "the fleet"
 
 
 def quantity(q: Quantity) -> str:
     """``1,234 tokens``, ``58 %``, ``12.3 s``."""
+    if abs(q.value) >= _HUGE:
+        return f"{q.value:.3g} {q.unit.replace('_', ' ')}"
     match q.unit:
         case "ratio":
             return f"{q.value:.0%}"
@@ -117,10 +148,10 @@ def headline(diagnosis: Diagnosis) -> str:
         first = diagnosis.findings[0]
         more = len(diagnosis.findings) - 1
         rest = f" (and {more} more)" if more else ""
-        return f"{first.verdict.value} {first.cause} on {member_text(first.member)}{_since(first)}{rest}"
+        return f"{first.verdict.value} {first.cause} on {member_text(first.member)}{_since(diagnosis, first)}{rest}"
     if diagnosis.unexplained:
         worst = diagnosis.unexplained[0]
-        return f"cannot tell: {worst.says} on {member_text(worst.member)}, and no known cause explains it"
+        return f"cannot tell: {printable(worst.says)} on {member_text(worst.member)}, and no known cause explains it"
     undecided = [c.name for c in diagnosis.core if c.bad is None]
     return f"cannot tell: no answer to {', '.join(undecided) or 'anything'}; the signals are not there"
 
@@ -134,37 +165,36 @@ def _healthy(diagnosis: Diagnosis) -> str:
     return f"healthy: {', '.join(good)} are in order; {', '.join(left)} had nothing to be compared with"
 
 
-def _since(finding: Finding) -> str:
+def _since(diagnosis: Diagnosis, finding: Finding) -> str:
+    onset = None if finding.onset_ms is None else moment_text(diagnosis, finding.onset_ms)
     if finding.ended_ms is not None:
-        began = f" from {clock(finding.onset_ms)} to" if finding.onset_ms is not None else " until"
-        return f"{began} {clock(finding.ended_ms)}"
-    return " since before the window" if finding.onset_ms is None else f" since {clock(finding.onset_ms)}"
+        began = f" from {onset} to" if onset is not None else " until"
+        return f"{began} {moment_text(diagnosis, finding.ended_ms)}"
+    return " since before the window" if onset is None else f" since {onset}"
 
 
 def as_text(diagnosis: Diagnosis) -> str:
     """For a terminal, at most 100 columns."""
-    day = datetime.fromtimestamp(diagnosis.end_ms / 1000, UTC).strftime("%Y-%m-%d")
     first = headline(diagnosis)
     if diagnosis.verdict is not Overall.FINDING:
         first = first[:1].upper() + first[1:]
     out = [
         *_wrap(first, "  "),
-        f"window {day} {clock(diagnosis.start_ms)} to {clock(diagnosis.end_ms)} UTC",
+        f"window {span_text(diagnosis)}",
     ]
     for number, finding in enumerate(diagnosis.findings, 1):
-        out += ["", *_finding_text(number, finding)]
+        out += ["", *_finding_text(diagnosis, number, finding)]
     out += _section("No known cause explains", (f"{member_text(u.member)}: {u.says}" for u in diagnosis.unexplained))
     out += _section("Cannot be decided", _unknown_lines(diagnosis))
-    out += _section("Events", (f"{clock(e.time_ms)}  {member_text(e.member)} {e.says}" for e in diagnosis.events))
-    broken = [s for s in diagnosis.sources if s.error]
-    out += _section("Sources", (f"{s.target}: {s.state}, {s.error}" for s in broken))
+    out += _section("Events", _event_lines(diagnosis))
+    out += _section("Sources", _source_lines(diagnosis))
     return "\n".join(out)
 
 
-def _finding_text(number: int, finding: Finding) -> Iterator[str]:
+def _finding_text(diagnosis: Diagnosis, number: int, finding: Finding) -> Iterator[str]:
     told = f"{number}. {finding.verdict.value.upper()}  {finding.cause}  on {member_text(finding.member)}"
     yield from _wrap(told, "   ")
-    yield from _wrap(f"   {finding.title};{_since(finding)}", "   ")
+    yield from _wrap(f"   {finding.title};{_since(diagnosis, finding)}", "   ")
     for evidence in finding.evidence:
         yield from _wrap(f"   + {evidence.says}  [{evidence.basis}: {evidence.op} {evidence.threshold:g}]", "     ")
     for refuted in finding.refuted:
@@ -179,10 +209,22 @@ def _finding_text(number: int, finding: Finding) -> Iterator[str]:
     for remedy in finding.remedies:
         yield from _wrap(f"   do: {remedy}", "     ")
     for command in finding.confirm:
-        line = f"   confirm ({command.safety}): {command.command}"
+        words = printable(command.command)
+        line = f"   confirm ({command.safety}): {words}"
         # A command is copied whole: it is never broken, and has a line of its own where it needs one.
-        yield from [line] if len(line) <= _WIDTH else [f"   confirm ({command.safety}):", f"     {command.command}"]
+        yield from [line] if len(line) <= _WIDTH else [f"   confirm ({command.safety}):", f"     {words}"]
     yield f"   more: {finding.doc}"
+
+
+def _event_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    for one in diagnosis.events:
+        yield f"{moment_text(diagnosis, one.time_ms)}  {member_text(one.member)} {one.says}"
+
+
+def _source_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    for one in diagnosis.sources:
+        if one.error:
+            yield f"{name_text(one.target)}: {one.state}, {printable(one.error, _WORDS)}"
 
 
 def _unknown_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -200,16 +242,22 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 
 def _wrap(text: str, indent: str) -> list[str]:
+    """Lines of prose, whose line feeds are spaces; whatever else would steer a terminal is escaped."""
+    text = printable(_BREAKS.sub(" ", text))
     return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+_BREAKS = re.compile(r"[\t\n\r]+")
 
 
 def as_markdown(diagnosis: Diagnosis) -> str:
     """For a ticket or a chat."""
     out = [f"## kvscope: {headline(diagnosis)}", ""]
-    out.append(f"Window {clock(diagnosis.start_ms)} to {clock(diagnosis.end_ms)} UTC.")
+    out.append(f"Window {span_text(diagnosis)}.")
     for finding in diagnosis.findings:
         out += ["", f"### {finding.title}", ""]
-        out.append(f"`{finding.cause}` · **{finding.verdict.value}** · {member_text(finding.member)}{_since(finding)}")
+        told = member_text(finding.member) + _since(diagnosis, finding)
+        out.append(f"`{finding.cause}` · **{finding.verdict.value}** · {told}")
         out += ["", "| evidence | value | line | basis |", "|---|---|---|---|"]
         out += [
             f"| {_cell(e.says)} | {e.value:.4g} | {e.op} {e.threshold:g} | {e.basis} ({_cell(e.source)}) |"
@@ -224,12 +272,13 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     for title, lines in (
         ("No known cause explains", [f"{member_text(u.member)}: {u.says}" for u in diagnosis.unexplained]),
         ("Cannot be decided", list(_unknown_lines(diagnosis))),
-        ("Events", [f"{clock(e.time_ms)} {member_text(e.member)} {e.says}" for e in diagnosis.events]),
-        ("Sources", [f"{s.target}: {s.state}, {s.error}" for s in diagnosis.sources if s.error]),
+        ("Events", list(_event_lines(diagnosis))),
+        ("Sources", list(_source_lines(diagnosis))),
     ):
         if lines:
             out += ["", f"### {title}", "", *(f"- {line}" for line in lines)]
-    return "\n".join(out)
+    # Line by line: a label or an error with a line feed of its own must not open a heading or end a table.
+    return "\n".join(printable(_BREAKS.sub(" ", line)) for line in out)
 
 
 def _cell(text: str) -> str:

@@ -6,30 +6,38 @@ what only the screen needs.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
 
-from tui.commands import COMMANDS, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, Spec
-from tui.commands.when import bind_negative
+from tui.commands import COMMANDS, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_OUTPUT, EXIT_USAGE, CommandError, Spec
+from tui.commands.when import bind_negative, expression_first
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``kvtop``; returns the exit code (0 to 4; 70 for a fault of kvtop itself, 130 after Ctrl-C)."""
+    """Run ``kvtop``; returns the exit code (0 to 4; 70 for a fault of kvtop itself, 74 for an answer that cannot be
+    written, 130 after Ctrl-C)."""
     # We call no BLAS: one thread keeps its start-up and its memory out of every command (before numpy is imported).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Start-up makes many objects and no garbage: looking for it a hundred times costs more than it frees.
     gc.set_threshold(50_000, 20, 20)
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
         code = _dispatch(words)
     except CommandError as error:
-        print(f"kvtop: {error}", file=sys.stderr)
-        return error.code
+        code = _told(error)
     except BrokenPipeError:
         code = EXIT_OK
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _LOST:
+            from tui.commands.output import unwritable
+
+            return _flushed(_told(unwritable(error)))
         # Python's own exit code for this is 1, which would read as "a finding".
         import traceback
 
@@ -41,21 +49,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _flushed(code)
 
 
+_LOST = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG)  # writing to what is full, or not open
+
+
+def _open_streams() -> None:
+    """A stream that was closed (`>&-`) is read by nobody, as /dev/null: Python has None there, and an error on a closed
+    stderr would go to stdout."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and "utf" not in (stream.encoding or "").lower():
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 gets \u2013 for a dash, no fault
+
+
+def _told(error: CommandError) -> int:
+    from playbooks.printable import page
+
+    print(f"kvtop: {page(str(error))}", file=sys.stderr)
+    return error.code
+
+
 def _flushed(code: int) -> int:
     """The reader of a pipe (`| head`) may have gone: not our failure, and no reason for another exit code."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard()
+    except (OSError, ValueError) as error:
+        from tui.commands.output import unwritable
+
+        _discard()
+        return code if code == EXIT_OUTPUT else _told(unwritable(error))
     return code
+
+
+def _discard() -> None:
+    """Python would complain again when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:
     if words and words[0] in ("--version", "-V"):
+        from tui.commands.output import show
         from tui.version import version_line
 
-        print(version_line())
+        show(version_line())
         return EXIT_OK
     if words and words[0] in ("help", "--help", "-h"):
         return _help(words[1:])
@@ -70,7 +110,8 @@ def _run(spec: Spec, words: list[str]) -> int:
     parser = spec.parser()
     command.add_arguments(parser)
     try:
-        args = parser.parse_intermixed_args(bind_negative(words))
+        words = bind_negative(words)
+        args = parser.parse_intermixed_args(expression_first(words) if spec.name == "query" else words)
     except SystemExit as exit_:  # argparse: help was asked for (0), or the usage is wrong (2)
         return exit_.code if isinstance(exit_.code, int) else EXIT_USAGE
     return command.run(args)
@@ -81,9 +122,10 @@ def _help(words: list[str]) -> int:
         if words[0] not in COMMANDS:
             raise CommandError(f"there is no command {words[0]!r}: `kvtop help` lists them")
         return _run(COMMANDS[words[0]], ["--help"])
+    from tui.commands.output import show
     from tui.commands.overview import overview
 
-    print(overview())
+    show(overview())
     return EXIT_OK
 
 

@@ -16,6 +16,7 @@ EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
 EXIT_NOTHING = 4
 EXIT_FAULT = 70
+EXIT_OUTPUT = 74  # EX_IOERR of sysexits.h: the answer could not be written
 EXIT_INTERRUPTED = 130
 
 
@@ -35,6 +36,12 @@ class Command(Protocol):
 
 class Parser(argparse.ArgumentParser):
     """argparse with our manners: a wrong option is one line, not the whole usage."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        """argparse drops what it cannot write."""
+        from tui.commands.output import show
+
+        show(message, end="")
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see `{self.prog} --help`)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from playbooks.printable import name_text
 from tui.commands import EXIT_NOTHING, EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
 from tui.commands.session import Session, add_target_arguments, attached, collect
@@ -49,6 +50,7 @@ def _print_json(checks: Sequence[Check], session: Session | None) -> None:
 
 
 def _print_text(checks: Sequence[Check], session: Session | None) -> None:
+    from tui.commands.output import show
     from tui.commands.reading_text import folded, source_row
     from tui.commands.table import table
     from tui.doctor.targets import hosts_missing, instances
@@ -57,19 +59,19 @@ def _print_text(checks: Sequence[Check], session: Session | None) -> None:
         [_MARKS[check.state], check.name, check.says + (f" → {check.advice}" if check.advice else "")]
         for check in checks
     ]
-    print(table((), rows))
+    show(table((), rows))
     if session is None:
         return
-    print("\nTargets\n" + table((), [source_row(one, session.end_ms) for one in session.statuses], indent="  "))
+    show("\nTargets\n" + table((), [source_row(one, session.end_ms) for one in session.statuses], indent="  "))
     if session.empty:
         return
     found = instances(session)
     for one in found:
-        print(f"\n{one.name} ({one.kind}): {len(one.present)} canonical signals")
+        show(f"\n{name_text(one.name)} ({one.kind}): {len(one.present)} canonical signals")
         for says, names in one.missing.items():
             shown = [name.removeprefix("kv:") for name in names[:_SHOWN]]
             more = [f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-            print(folded("missing: ", [*shown, *more]))
-            print(f"    → {says}")
+            show(folded("missing: ", [*shown, *more]))
+            show(f"    → {says}")
     for says in hosts_missing(found):
-        print(f"\nnot seen: {says}")
+        show(f"\nnot seen: {says}")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with plain_errors():
         session = collect(attached(args, lookback_ms=reach_ms(args.at)), args.for_ms)
-    at_ms = args.at.resolve(session.end_ms) if args.at else session.end_ms
+        at_ms = session.moment(args.at, "--at")
     panels, readings = reading(session, at_ms)
     if args.json:
         from tui.commands.output import print_json
@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
             {**as_json(at_ms, readings), "sources": [source_json(session, n) for n in range(len(session.statuses))]}
         )
     else:
+        from tui.commands.output import show
         from tui.commands.reading_text import reading_text
 
-        print(reading_text(at_ms, session.window_ms, readings, panels, session.statuses))
+        show(reading_text(at_ms, session.window_ms, readings, panels, session.statuses))
     return EXIT_NOTHING if session.empty else EXIT_OK
 
 

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from playbooks.printable import printable
 from tui.commands import EXIT_OK, EXIT_USAGE, CommandError
 from tui.commands.errors import plain_errors
+from tui.commands.output import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def _list(args: argparse.Namespace) -> int:
             [{"id": one.id, "title": one.title, "severity": one.severity, "summary": one.summary} for one in found]
         )
     else:
-        print(table(("CAUSE", "SEVERITY", "TITLE"), [(one.id, one.severity, one.title) for one in found]))
+        show(table(("CAUSE", "SEVERITY", "TITLE"), [(one.id, one.severity, one.title) for one in found]))
     return EXIT_OK
 
 
@@ -66,7 +68,7 @@ def _show(args: argparse.Namespace) -> int:
     else:
         from tui.commands.runbook import runbook
 
-        print("\n\n".join(runbook(known[cause]) for cause in args.causes))
+        show("\n\n".join(runbook(known[cause]) for cause in args.causes))
     return EXIT_OK
 
 
@@ -75,10 +77,10 @@ def _lint(args: argparse.Namespace) -> int:
 
     problems = lint([*map(Path, args.causes), *args.playbooks])
     for problem in problems:
-        print(problem, file=sys.stderr)
+        print(printable(str(problem)), file=sys.stderr)
     if problems:
         return EXIT_USAGE
-    print("every playbook passes")
+    show("every playbook passes")
     return EXIT_OK
 
 
@@ -90,10 +92,10 @@ def _test(args: argparse.Namespace) -> int:
     _known(args.causes, {one.id for one in playbooks}, "test")
     failed = played = 0
     for rehearsal in rehearse(playbooks, args.causes):
-        print(rehearsal, flush=True)
+        show(str(rehearsal))
         played += 1
         failed += not rehearsal.passed
-    print(f"{played} fixtures played, {failed} failed")
+    show(f"{played} fixtures played, {failed} failed")
     return EXIT_USAGE if failed else EXIT_OK
 
 

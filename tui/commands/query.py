@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from tui.commands import EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
 from tui.commands.session import Session, add_target_arguments, attached, collect, nothing, reach_ms
-from tui.commands.when import duration_option, duration_text, moment_option
+from tui.commands.when import duration_option, duration_text, moment_option, rfc3339
+
+if TYPE_CHECKING:
+    from probes.promql.ast import Expr
 
 _SAME_LENGTH = "000001m"  # stands for $window while a broken expression is looked for, so that columns stay true
+_ONE_SCRAPE = "one scrape has no rate; add --for 30s"
 _MAX_STEPS = 11_000  # Prometheus' own limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("expr", metavar="EXPR", help="PromQL; canonical kv:* names are expanded, $window is filled in")
     add_target_arguments(parser)
-    parser.add_argument("--time", metavar="T", type=moment_option, help="instant (default: the end of the data)")
+    parser.add_argument(
+        "--time", "--at", dest="time", metavar="T", type=moment_option, help="instant (default: the end of the data)"
+    )
     parser.add_argument("--start", metavar="T", type=moment_option, help="range query from here")
     parser.add_argument("--end", metavar="T", type=moment_option, help="… to here (default: the end of the data)")
     parser.add_argument(
@@ -34,40 +41,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from probes.promql.ast import VectorSelector, walk
+
     if args.time and (args.start or args.end or args.step):
         raise CommandError("--time asks for one instant; --start, --end and --step for a range: give one or the other")
     if not args.start and (args.end or args.step):
         raise CommandError("a range query needs --start")
-    names = _names(args.expr)
+    args.expr = args.expr.lstrip()
+    expr = _parsed(args.expr)
+    names = {node.name for node in walk(expr) if isinstance(node, VectorSelector) and node.name}
     with plain_errors():
         attachment = attached(args, lookback_ms=reach_ms(args.time, args.start, args.end), names=names)
         session = collect(attachment, args.for_ms)
         if session.empty:
             raise nothing(session)
         data = ask(session, args)
+    short = _lacks_window(session, expr, data)
     if args.json:
         from tui.commands.output import print_json
 
         print_json(data)
+        if short:
+            print(f"kvtop: {_ONE_SCRAPE}", file=sys.stderr)
     else:
         from tui.commands.answer import as_text
+        from tui.commands.output import show
 
-        print(as_text(data))
+        show(f"no series: {_ONE_SCRAPE}" if short else as_text(data))
     return EXIT_OK
 
 
-def _names(text: str) -> set[str]:
-    """The metric names of an expression; a broken one is refused here, before any target is asked."""
-    from probes.promql.ast import VectorSelector, walk
+def _parsed(text: str) -> Expr:
+    """A broken expression is refused here, before any target is asked."""
     from probes.promql.errors import PromQLError
     from probes.promql.parse import parse
 
     try:
-        expr = parse(text.replace("$window", _SAME_LENGTH))
+        return parse(text.replace("$window", _SAME_LENGTH))
     except PromQLError as error:
         error.text = text
         raise CommandError(error.render(caret=True)) from None
-    return {node.name for node in walk(expr) if isinstance(node, VectorSelector) and node.name}
+
+
+def _lacks_window(session: Session, expr: Expr, data: dict[str, Any]) -> bool:
+    """The answer is empty for want of a second scrape, not of the series."""
+    from probes.promql.ast import MatrixSelector, Subquery, walk
+
+    one_scrape = session.scraped and session.start_ms == session.end_ms
+    ranged = any(isinstance(node, MatrixSelector | Subquery) for node in walk(expr))
+    return one_scrape and ranged and data["resultType"] in ("vector", "matrix") and not data["result"]
 
 
 def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
@@ -76,12 +98,14 @@ def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
 
     text = args.expr.replace("$window", duration_text(session.window_ms))
     if not args.start:
-        at_ms = args.time.resolve(session.end_ms) if args.time else session.end_ms
+        at_ms = session.moment(args.time, "--time")
         return to_prometheus_json(session.view.instant(text, at_ms), "instant", at_ms)
     end_ms = args.end.resolve(session.end_ms) if args.end else session.end_ms
     start_ms = args.start.resolve(session.end_ms)
     if start_ms > end_ms:
         raise CommandError("--start lies after --end")
+    if end_ms < session.start_ms or start_ms > session.end_ms + session.interval_ms:
+        raise CommandError(f"--start {rfc3339(start_ms)} to {rfc3339(end_ms)} lies outside: {session.held}")
     step_ms = args.step or _step(end_ms - start_ms, session.interval_ms)
     if (end_ms - start_ms) // step_ms > _MAX_STEPS:
         raise CommandError(f"more than {_MAX_STEPS:,} steps: give a longer --step")

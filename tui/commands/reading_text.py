@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+from playbooks.printable import name_text, printable
 from probes.sources.base import SourceStatus
 from tui.commands.table import table
 from tui.commands.when import duration_text, rfc3339
@@ -12,6 +14,10 @@ from tui.quantity import age, clock, text_of
 from tui.reading import EntityReading, Reading, State
 
 DASH = "–"
+WHY_CHARS = 500  # of an error's words; --json has them whole
+_HUGE = 1e15  # a thousand T: nothing that is counted, moved or waited for here comes near
+_CALENDAR_END_S = 253_402_300_800.0  # the year 10000
+_HUGE_UNITS = {"seconds": "s", "bytes": "B", "bytes_per_second": "B/s", "per_second": "/s", "tokens_per_second": "/s"}
 WIDE = 3  # from so many engines on, one line each instead of one block each
 _LINE_PANELS = (
     "kv:pool_usage_ratio",
@@ -68,8 +74,8 @@ def _is_engine(one: EntityReading) -> bool:
 
 
 def _title(one: EntityReading) -> str:
-    about = [one.labels[name] for name in ("system", "model_name") if one.labels.get(name)]
-    return one.name + (f"  {' · '.join(about)}" if about else "")
+    about = [name_text(one.labels[name]) for name in ("system", "model_name") if one.labels.get(name)]
+    return name_text(one.name) + (f"  {' · '.join(about)}" if about else "")
 
 
 def _block(one: EntityReading, panels: Mapping[str, Panel]) -> str:
@@ -106,11 +112,28 @@ def _rows(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def _number(name: str, reading: Reading) -> str:
-    if reading.value is not None and name.endswith("_start_time_seconds"):
-        return clock(round(reading.value * 1000), date=True)
-    if reading.value is not None and reading.unit == "flag":
-        return "yes" if reading.value else "no"
-    return text_of(reading.value, reading.unit)
+    value = reading.value
+    if value is None or not math.isfinite(value):
+        return text_of(None, reading.unit)
+    if name.endswith("_start_time_seconds"):
+        return moment_text(value)
+    if reading.unit == "flag":
+        return "yes" if value else "no"
+    return number_text(value, reading.unit)
+
+
+def number_text(value: float, unit: str) -> str:
+    """A value with its unit; beyond what any unit's own form is made for, three digits and the exponent."""
+    if abs(value) < _HUGE:
+        return text_of(value, unit)
+    return f"{value:.3g} {_HUGE_UNITS.get(unit, '')}".rstrip()
+
+
+def moment_text(seconds: float) -> str:
+    """A wall clock time with its date; the bare number where no calendar reaches."""
+    if 0 <= seconds < _CALENDAR_END_S:
+        return clock(round(seconds * 1000), date=True)
+    return f"{seconds:.3g} s, no date"
 
 
 def folded(head: str, words: Sequence[str], width: int = 100) -> str:
@@ -131,12 +154,12 @@ def _state(reading: Reading) -> str:
     words = str(reading.state.value).replace("-", " ")
     if reading.state is State.STALE:
         words += "" if reading.age_s is None else f", {age(reading.age_s)} old"
-    return words + (f": {reading.why}" if reading.why else "")
+    return words + (f": {printable(reading.why, WHY_CHARS)}" if reading.why else "")
 
 
 def _lines(engines: Sequence[EntityReading], panels: Mapping[str, Panel]) -> str:
     shown = [name for name in _LINE_PANELS if name in panels and any(name in one.values for one in engines)]
-    rows = [[one.name, *(_cell(one.values.get(name)) for name in shown)] for one in engines]
+    rows = [[name_text(one.name), *(_cell(one.values.get(name)) for name in shown)] for one in engines]
     text = table(["ENGINE", *(panels[name].short for name in shown)], rows, right=range(1, len(shown) + 1))
     reasons = {
         f"{panels[name].title}: {_state(one.values[name])}"
@@ -151,14 +174,14 @@ def _lines(engines: Sequence[EntityReading], panels: Mapping[str, Panel]) -> str
 
 def _gpu_lines(gpus: Sequence[EntityReading]) -> str:
     shown = [name for name in _GPU_COLUMNS if any(name in one.values for one in gpus)]
-    rows = [[one.name, *(_cell(one.values.get(name)) for name in shown)] for one in gpus]
+    rows = [[name_text(one.name), *(_cell(one.values.get(name)) for name in shown)] for one in gpus]
     return table(["GPU", *(_GPU_COLUMNS[name] for name in shown)], rows, right=range(1, len(shown) + 1))
 
 
 def _cell(reading: Reading | None) -> str:
-    if reading is None or reading.value is None:
+    if reading is None or reading.value is None or not math.isfinite(reading.value):
         return DASH
-    return text_of(reading.value, reading.unit) + ("*" if reading.state in (State.STALE, State.RESET) else "")
+    return number_text(reading.value, reading.unit) + ("*" if reading.state in (State.STALE, State.RESET) else "")
 
 
 def _sources(sources: Sequence[SourceStatus], at_ms: int) -> str:
@@ -169,9 +192,9 @@ def source_row(one: SourceStatus, at_ms: int) -> list[str]:
     """Target, state, what it brought or what is wrong with it."""
     if one.error:
         last = one.age_s(at_ms)
-        says = one.error + (f" (last data {age(last)} ago)" if last is not None else "")
+        says = printable(one.error, WHY_CHARS) + (f" (last data {age(last)} ago)" if last is not None else "")
     else:
         says = f"{one.samples:,} samples" + (f" in {text_of(one.duration_s, 'seconds')}" if one.duration_s else "")
     if one.detail:
-        says += f" · {one.detail}"
-    return [one.target, one.state, says]
+        says += f" · {printable(one.detail, WHY_CHARS)}"
+    return [name_text(one.target), one.state, says]

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from playbooks.printable import name_text
 from tui.commands import EXIT_NOTHING, EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
-from tui.commands.session import add_target_arguments, attached
+from tui.commands.output import show
+from tui.commands.session import add_target_arguments, attached, fault, gave
 from tui.commands.when import duration_option
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def _repair(args: argparse.Namespace) -> int:
         if args.repair.stat().st_size == 0:
             raise CommandError(f"{args.repair}: is empty, there is nothing to mend")
         count = repair(args.repair)
-    print(f"{args.repair}: {count:,} samples, closed")
+    show(f"{name_text(str(args.repair))}: {count:,} samples, closed")
     return EXIT_OK
 
 
@@ -101,11 +103,11 @@ def _progress(recorder: Recorder, spent_s: float) -> None:
 def _told(recorder: Recorder, statuses: Sequence[SourceStatus]) -> int:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
-    faults = [f"{status.target}: {status.error or status.state}" for status in statuses if not status.ok]
-    if all(status.last_ok_ms is None for status in statuses):
+    faults = [fault(status) for status in statuses if not status.ok or status.state == "empty"]
+    if not any(map(gave, statuses)):
         recorder.path.unlink(missing_ok=True)
         raise CommandError("nothing could be collected: " + "; ".join(faults), EXIT_NOTHING)
-    print(f"{recorder.path}: {recorder.samples:,} samples")
-    for fault in faults:
-        print(f"kvtop: {fault}", file=sys.stderr)
+    show(f"{name_text(str(recorder.path))}: {recorder.samples:,} samples")
+    for one in faults:
+        print(f"kvtop: {one}", file=sys.stderr)
     return EXIT_OK

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tui.commands import EXIT_OK
 from tui.commands.errors import plain_errors
+from tui.commands.output import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
             text = render_alerts(load_playbooks(args.playbooks), base)
         else:
             text = render_rules(RuleSet.load(args.rules), load_playbooks(args.playbooks), base)
-    print(text, end="")
+    show(text, end="")
     return EXIT_OK

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from playbooks.printable import name_text, printable
 from probes.sources.base import SourceStatus
 from tui.commands import EXIT_NOTHING, CommandError
-from tui.commands.when import Moment, duration_option, duration_text
+from tui.commands.when import Moment, duration_option, duration_text, rfc3339
 
 if TYPE_CHECKING:
+    from playbooks.objective import Objective
     from probes.attach import Attachment
     from probes.view import View
 
@@ -23,6 +25,7 @@ MIN_WINDOW_MS = 60_000
 HISTORY_MS = 15 * 60_000  # of a Prometheus server, when nothing else is asked for
 TIMEOUT_S = 5.0
 _KNOCK_S = 1.0
+_LISTS = frozenset(("file_sd", "http_sd"))
 _WITH_HISTORY = frozenset(("recording", "prometheus"))
 _HOPELESS_CYCLES = 3
 _NEVER_CAME = frozenset(("refused", "http-error", "not-exposition", "no-permission"))
@@ -59,8 +62,24 @@ class Session:
 
     @property
     def empty(self) -> bool:
-        """No target gave a single sample, ever."""
-        return all(status.last_ok_ms is None and not status.samples for status in self.statuses)
+        """No target gave a single sample, ever (a list of targets is none)."""
+        return not any(gave(status) for status in self.statuses)
+
+    def moment(self, at: Moment | None, option: str) -> int:
+        """The time that an option asks for, the end of the data without one; ``CommandError`` when it lies outside."""
+        at_ms = at.resolve(self.end_ms) if at else self.end_ms
+        if not self.empty and not self.start_ms <= at_ms <= self.end_ms + self.interval_ms:
+            raise CommandError(f"{option} {rfc3339(at_ms)} lies outside: {self.held}")
+        return at_ms
+
+    @property
+    def held(self) -> str:
+        return f"the data spans {rfc3339(self.start_ms)} to {rfc3339(self.end_ms)}"
+
+
+def gave(status: SourceStatus) -> bool:
+    """Whether a target ever gave samples."""
+    return status.kind not in _LISTS and (status.last_ok_ms is not None or status.samples > 0)
 
 
 def add_target_arguments(parser: argparse.ArgumentParser, *, nargs: str = "*") -> None:
@@ -110,7 +129,7 @@ def attached(
     targets: Sequence[str] = args.targets
     if not targets and args.config is None:
         targets = found_here()
-    return attach(
+    attachment = attach(
         targets,
         config=args.config,
         interval_ms=args.interval,
@@ -120,6 +139,20 @@ def attached(
         lookback_ms=lookback_ms,
         names=names,
     )
+    if attachment.config.slo:
+        objectives(attachment.config.slo)  # a broken one is refused by every command, not only where it is tested
+    return attachment
+
+
+def objectives(texts: Iterable[str]) -> tuple[Objective, ...]:
+    """The user's objectives; a broken one is refused before any target is asked."""
+    from playbooks.objective import objective
+    from probes.promql.parse import parse
+
+    found = tuple(objective(text) for text in texts)
+    for one in found:
+        parse(one.check.test.expr.replace("$window", "1m").replace("$span", "1m"))
+    return found
 
 
 def reach_ms(*moments: Moment | None) -> int:
@@ -142,11 +175,18 @@ def found_here() -> list[str]:
     found = asyncio.run(_pages([target for target, _ in listening])) if listening else []
     if not found:
         raise CommandError(
-            "no target given and no metrics page found on this host; attach with host:port (vLLM: its API's port), "
+            f"no target given and no metrics page found on this host (ports {_well_known()}); attach with host:port "
+            "(vLLM: its API's port), "
             "prometheus+http://host:9090 or a recording's path, or try `kvtop demo`",
             EXIT_NOTHING,
         )
     return found
+
+
+def _well_known() -> str:
+    from probes.attach import WELL_KNOWN
+
+    return ", ".join(str(port) for port, _ in WELL_KNOWN)
 
 
 async def _pages(targets: Sequence[str]) -> list[str]:
@@ -223,5 +263,9 @@ class _Progress:
 
 def nothing(session: Session) -> CommandError:
     """Why nothing could be collected: the fault of each target, in one line."""
-    faults = [f"{status.target}: {status.error or status.state}" for status in session.statuses]
-    return CommandError("nothing could be collected: " + "; ".join(faults), EXIT_NOTHING)
+    return CommandError("nothing could be collected: " + "; ".join(map(fault, session.statuses)), EXIT_NOTHING)
+
+
+def fault(status: SourceStatus) -> str:
+    """A target and what is wrong with it, on one line."""
+    return f"{name_text(status.target)}: {printable(status.error or status.state)}"

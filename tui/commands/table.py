@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from playbooks.printable import printable
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: str = "") -> str:
     """Lines joined by line feeds; ``right`` names the columns that end flush right. No head: pass an empty one."""
-    everything = [list(head), *map(list, rows)] if head else [list(row) for row in rows]
+    everything = [[printable(cell) for cell in row] for row in ([head] if head else [])] + [
+        [printable(cell) for cell in row] for row in rows
+    ]
     if not everything:
         return ""
     widths = [max(len(row[k]) for row in everything) for k in range(len(everything[0]))]

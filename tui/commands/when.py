@@ -12,6 +12,9 @@ _UNIT_MS = {"y": 31_536_000_000, "w": 604_800_000, "d": 86_400_000, "h": 3_600_0
 _DURATION = re.compile(r"(?:(\d+)y)?(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?")
 _FRACTION = re.compile(r"(\d+\.\d+)(ms|[smhdwy])")
 _NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
+_LONGEST_Y = 200
+_LONGEST_MS = _LONGEST_Y * _UNIT_MS["y"]
+_LAST_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last moment that has a date of four digits
 
 
 def duration_ms(text: str) -> int:
@@ -28,7 +31,13 @@ def duration_ms(text: str) -> int:
         total = sum(int(n) * ms for n, ms in zip(match.groups(), _UNIT_MS.values(), strict=True) if n)
     if total <= 0:
         raise ValueError(f"{text!r} is no duration: it must be longer than nothing")
+    if total > _LONGEST_MS:
+        raise ValueError(f"{_shown(text)} is no duration that can be meant: at most {_LONGEST_Y} years")
     return total
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
 def duration_text(ms: int) -> str:
@@ -61,6 +70,8 @@ def moment(text: str) -> Moment:
     if text.startswith("-"):
         return Moment(-duration_ms(text[1:]), relative=True)
     if _NUMBER.fullmatch(text):
+        if float(text) * 1000 > _LAST_MS:
+            raise ValueError(f"{_shown(text)} is no time: in Unix seconds it would lie after the year 9999")
         return Moment(round(float(text) * 1000))
     try:
         when = datetime.fromisoformat(text)
@@ -72,7 +83,9 @@ def moment(text: str) -> Moment:
 
 
 def rfc3339(ms: int) -> str:
-    """UTC, to the second (to the millisecond where there is one)."""
+    """UTC, to the second (to the millisecond where there is one); Unix seconds where no calendar reaches."""
+    if not -62_135_596_800_000 <= ms <= _LAST_MS:
+        return f"{ms / 1000:.0f} s"
     text = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds" if ms % 1000 else "seconds")
     return text.replace("+00:00", "Z")
 
@@ -91,6 +104,15 @@ def moment_option(text: str) -> Moment:
         return moment(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_AN_OPTION = re.compile(r"-h|--[a-z][a-z-]*(=.*)?|--", re.DOTALL)
+
+
+def expression_first(words: list[str]) -> list[str]:
+    """An expression may start with a minus (``-Inf``, ``-kv:x``): argparse takes it for a word when it starts with a
+    space, which PromQL ignores."""
+    return [" " + word if word.startswith("-") and not _AN_OPTION.fullmatch(word) else word for word in words]
 
 
 _AGO = re.compile(r"-(?=\d)(\d+(ms|[smhdwy]))+")
