@@ -16,6 +16,7 @@ from playbooks.events import events
 from playbooks.grid import Grid
 from playbooks.objective import Objective
 from playbooks.playbook import SCOPES, Formula, Playbook
+from playbooks.stretch import last_stretch
 from playbooks.sweep import MAY_STAY_OPEN, Bad, Swept, sweep, with_silent
 from playbooks.verdict import (
     Command,
@@ -64,6 +65,8 @@ def diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules 
 
 
 def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules | None) -> Diagnosis:
+    grid, holes = last_stretch(view, case.grid)
+    case = replace(case, grid=grid)
     bench, finer = Bench(view, case.grid, rules), Bench(view, case.grid.finer(), rules)
     members = find_members(bench)
     swept = with_silent(sweep(bench, members, (o.check for o in case.objectives)), case.sources)
@@ -87,7 +90,7 @@ def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules
         findings=findings,
         unknown=tuple(_undecided(r, names) for r in strongest if r.verdict is Verdict.UNKNOWN),
         unexplained=tuple(_unexplained(b, case.grid, names) for b in open_),
-        events=events(Bench(view, replace(case.grid, range_ms=0), rules), list(members["target"])),
+        events=holes + events(Bench(view, replace(case.grid, range_ms=0), rules), list(members["target"])),
         core=swept.core,
         refuted=tuple(_why_not(strongest)),
         sources=case.sources,
