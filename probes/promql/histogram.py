@@ -141,6 +141,8 @@ def _coalesced(bounds: Floats, counts: Floats) -> tuple[Floats, Floats, Rows]:
 
 
 def _monotonic(counts: Floats, tolerant: bool) -> Floats:
+    if not _uneven(counts[:-1], counts[1:], tolerant).any():
+        return counts
     out = counts.copy()
     for i in range(1, out.shape[0]):
         before, here = out[i - 1], out[i]
@@ -151,3 +153,12 @@ def _monotonic(counts: Floats, tolerant: bool) -> Floats:
             level = level | near
         out[i] = np.where(level, before, here)
     return out
+
+
+def _uneven(before: Floats, here: Floats, tolerant: bool) -> Mask:
+    """Where a count is not what levelling up from bucket to bucket would make of it."""
+    uneven: Mask = here < before
+    if tolerant:
+        scale = np.minimum(np.abs(before) + np.abs(here), np.finfo(np.float64).max)
+        uneven |= (np.abs(before - here) < _TOLERANCE * scale) & (before != here)
+    return uneven
