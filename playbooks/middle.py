@@ -12,4 +12,5 @@ def median(values: NDArray[np.float64]) -> float:
     if not size:
         return float("nan")
     ordered = np.sort(values, axis=None)
-    return float((ordered[(size - 1) // 2] + ordered[size // 2]) / 2)
+    # Halved before they are added: the sum of two huge ones would overflow.
+    return float(ordered[(size - 1) // 2] / 2 + ordered[size // 2] / 2)
