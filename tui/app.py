@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -15,22 +17,28 @@ from textual.binding import Binding, BindingType
 
 from tui.cursor import Cursor
 from tui.draw.canvas import ASCII, UNICODE
-from tui.draw.table import columns_shown, table_rows
+from tui.draw.table import chosen_place, columns_shown, silent_targets, table_rows
 from tui.look import Look, selected
 from tui.messages import Explained, Failed, Ticked
 from tui.options import Options
 from tui.painting import LEAST, Scene
 from tui.panels import BY_NAME
+from tui.quantity import clock
 from tui.snapshot import Snapshot, nothing_yet
 from tui.themes import MONO, THEMES, Palette
 from tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from textual.driver import Driver
+    from textual.timer import Timer
 
     from probes.attach import Attachment
     from probes.labels import Labels
 
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT") if hasattr(signal, name))
+_LAST_S = 2.0  # a terminal that is gone may take our last words never
+_FLASH_S = 3.0
+_SETTLED_S = 0.05  # after a resize, until Textual has laid out anew
 _SCREENS = ("overview", "findings", "sources")
 
 
@@ -56,7 +64,8 @@ class KvtopApp(App[int]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", priority=True),
-        Binding("ctrl+c", "quit", priority=True),
+        Binding("ctrl+c", "interrupt", priority=True),
+        Binding("ctrl+l", "redraw"),
         Binding("1", "show('overview')"),
         Binding("2", "show('findings')"),
         Binding("3", "show('sources')"),
@@ -85,16 +94,18 @@ class KvtopApp(App[int]):
     ]
 
     def __init__(self, monitor: Callable[[KvtopApp], Monitored], options: Options) -> None:
-        self._mono = "NO_COLOR" in os.environ
+        self._mono = bool(os.environ.get("NO_COLOR"))
         super().__init__(driver_class=_driver(), ansi_color=True if self._mono else None)
         self._palette: Palette = MONO if self._mono else _palette(options.theme)
         self._glyphs = ASCII if options.ascii else UNICODE
         window_ms = options.window_ms or max(60_000, 4 * options.interval_ms)
-        self.scene = Scene(nothing_yet(options.interval_ms, window_ms, options.label))
+        self.scene = Scene(nothing_yet(options.interval_ms, window_ms, options.label, options.opening))
         self.says = ""
         self._make_monitor = monitor
         self._monitor: Monitored = _Still()
-        self._flash_timer = 0
+        self._flash_timer: Timer | None = None
+        self._painting = False
+        self.signals: tuple[int, ...] = ()
 
     def compose(self) -> ComposeResult:
         for painter, name in (
@@ -104,6 +115,19 @@ class KvtopApp(App[int]):
             (self.scene.too_small, "small"),
         ):
             yield Pane(painter, self._palette, self._glyphs, name)
+
+    def on_load(self) -> None:
+        """Before the terminal is touched: whoever ends us must find it as it was."""
+        for number in self.signals:
+            asyncio.get_running_loop().add_signal_handler(number, self._ended_by, number)
+
+    def _ended_by(self, number: int) -> None:
+        """Leave as a shell expects it; where the terminal is gone and cannot be written to, leave all the same."""
+        code = 128 + number
+        last = threading.Timer(_LAST_S, os._exit, (code,))
+        last.daemon = True
+        last.start()
+        self.exit(code)
 
     def on_mount(self) -> None:
         self.screen.styles.background = self._palette.background or "ansi_default"
@@ -123,7 +147,6 @@ class KvtopApp(App[int]):
 
     def on_ticked(self, message: Ticked) -> None:
         self.scene.shot = message.shot
-        self.scene.flash = ""
         self._paint()
 
     def on_explained(self, message: Explained) -> None:
@@ -140,14 +163,38 @@ class KvtopApp(App[int]):
                 if pane.display:
                     pane.paint(palette)
 
+    def _paint_soon(self) -> None:
+        """Paint once what several keys in a row have changed: after those that wait already."""
+        if not self._painting:
+            self._painting = True
+            self.call_later(self._paint_late)
+
+    def _paint_late(self) -> None:
+        self._painting = False
+        self._paint()
+
+    def resized(self) -> None:
+        """The terminal says that its size changed, though perhaps to what it was (from any callback of the loop)."""
+        self.call_later(self.set_timer, _SETTLED_S, self.repaint)
+
+    def repaint(self) -> None:
+        """Write every cell again: the terminal may have lost some."""
+        self.screen.refresh(layout=True)
+
     def _see(self, look: Look) -> None:
         self.scene.look = look
-        self._paint()
+        self._paint_soon()
 
     # --- keys: screens and selection
 
     async def action_quit(self) -> None:
         self.exit(0)
+
+    def action_interrupt(self) -> None:
+        self.exit(128 + signal.SIGINT)
+
+    def action_redraw(self) -> None:
+        self.repaint()
 
     def action_show(self, screen: str) -> None:
         self.scene.over = ""
@@ -162,16 +209,18 @@ class KvtopApp(App[int]):
         if self.scene.over or (look.screen == "findings" and look.open):
             self.action_scroll(by)
         elif look.screen == "overview":
-            rows = table_rows(self.scene.shot, look)
-            at = next((i for i, row in enumerate(rows) if row.key is look.entity), 0)
-            self.action_select_row(at + by)
+            self.action_select_row(chosen_place(self.scene.shot, look) + by)
         else:
             self.action_pick((look.item if look.screen == "findings" else look.source) + by)
 
     def action_select_row(self, index: int) -> None:
-        rows = table_rows(self.scene.shot, self.scene.look)
-        if rows:
-            self._see(replace(self.scene.look, entity=rows[min(max(index, 0), len(rows) - 1)].key))
+        """A place in the table: the engines' rows, and under them the targets without one."""
+        rows, silent = table_rows(self.scene.shot, self.scene.look), silent_targets(self.scene.shot)
+        index = min(max(index, 0), len(rows) + len(silent) - 1)
+        if 0 <= index < len(rows):
+            self._see(replace(self.scene.look, entity=rows[index].key, silent=""))
+        elif index >= 0:
+            self._see(replace(self.scene.look, silent=silent[index - len(rows)].target))
 
     def action_pick(self, index: int) -> None:
         look, shot = self.scene.look, self.scene.shot
@@ -214,6 +263,11 @@ class KvtopApp(App[int]):
         look = self.scene.look
         if self.scene.over:
             self.action_close()
+        elif look.screen == "overview" and look.silent:
+            targets = [source.target for source in self.scene.shot.sources]
+            if look.silent in targets:
+                self.scene.look = replace(look, source=targets.index(look.silent))
+                self.action_show("sources")
         elif look.screen == "overview":
             self.action_origin()
         elif look.screen == "findings":
@@ -250,7 +304,7 @@ class KvtopApp(App[int]):
             return
         self._palette = THEMES[(THEMES.index(self._palette) + 1) % len(THEMES)]
         self.screen.styles.background = self._palette.background
-        self.scene.flash = f"theme {self._palette.name}"
+        self._flash(f"theme {self._palette.name}")
         self._paint(self._palette)
 
     # --- keys: time
@@ -273,14 +327,23 @@ class KvtopApp(App[int]):
         self._flash(f"speed x{self.scene.shot.cursor.faster(by).speed}")
 
     def action_seek(self) -> None:
+        if not self.scene.shot.cursor.end_ms:
+            self._flash("nothing to seek in yet")
+            return
         self.scene.prompt = ""
         self._paint()
 
-    def on_key(self, event: events.Key) -> None:
-        """The seek line takes the keys while it is open (`check_action` holds the bindings back)."""
-        if self.scene.prompt is None:
-            return
-        event.stop()
+    async def on_event(self, event: events.Event) -> None:
+        """The seek line takes the keys while it is open: no binding may see the key that closes it."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            self._unflash()
+            if self.scene.prompt is not None and event.key not in ("q", "ctrl+c"):
+                self._typed(event)
+                return
+        await super().on_event(event)
+
+    def _typed(self, event: events.Key) -> None:
+        assert self.scene.prompt is not None
         if event.key == "escape":
             self.scene.prompt = None
         elif event.key == "enter":
@@ -292,33 +355,50 @@ class KvtopApp(App[int]):
         self._paint()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action == "quit" or self.scene.prompt is None
+        return action in ("quit", "interrupt") or self.scene.prompt is None
 
     def _sought(self, text: str) -> None:
+        """Go there; what is no moment leaves the line open, what lies outside the data goes to its nearer end."""
         from tui.seek import SeekError, moment_of
 
-        self.scene.prompt = None
+        cursor = self.scene.shot.cursor
         try:
-            at_ms = moment_of(text, self.scene.shot.cursor)
+            at_ms = moment_of(text, cursor)
         except SeekError as error:
             self._flash(str(error))
             return
+        self.scene.prompt = None
         self._monitor.move(lambda cursor: cursor.sought(at_ms))
+        if at_ms < cursor.start_ms:
+            self._flash(f"the data begins at {clock(cursor.start_ms)}")
+        elif at_ms > cursor.end_ms:
+            self._flash(f"the data ends at {clock(cursor.end_ms)}")
 
     def _flash(self, text: str) -> None:
-        """A passing word in the key line; the next tick takes it away."""
+        """A passing word in the key line: until the next key, or for some seconds."""
+        self._unflash()
         self.scene.flash = text
+        self._flash_timer = self.set_timer(_FLASH_S, self._unflash)
         self._paint()
+
+    def _unflash(self) -> None:
+        if self._flash_timer is not None:
+            self._flash_timer.stop()
+            self._flash_timer = None
+        if self.scene.flash:
+            self.scene.flash = ""
+            self._paint_soon()
 
 
 def _palette(name: str) -> Palette:
     return next((theme for theme in THEMES if theme.name == name), THEMES[0])
 
 
-def run(attach: Callable[[], Attachment], options: Options) -> int:
+def run(attach: Callable[[], Attachment], options: Options, farewell: str = "") -> int:
     """Open the screen on what ``attach`` attaches to (called off the screen's thread); returns the exit code.
 
-    Raises ``TargetError`` for a target that cannot be meant, after the screen is closed again.
+    ``farewell`` is printed after the screen was left with ``q``. A signal that ends kvtop (and Ctrl-C) gives 128 and
+    its number, with the terminal as it was before.
     """
 
     def monitor(made: KvtopApp) -> Monitored:
@@ -326,12 +406,18 @@ def run(attach: Callable[[], Attachment], options: Options) -> int:
 
         return Monitor(attach, made.post_message, options)
 
+    # The terminal's own size counts, and an empty NO_COLOR asks for nothing (no-color.org).
+    for name in ("COLUMNS", "LINES", *(() if os.environ.get("NO_COLOR") else ("NO_COLOR",))):
+        os.environ.pop(name, None)
     app = KvtopApp(monitor, options)
+    app.signals = _ENDING
     # The diagnosis is Python, in another thread: it must hand over quickly when a key comes.
     sys.setswitchinterval(0.001)
     code = app.run() or 0
     if app.says:
         print(f"kvtop: {app.says}", file=sys.stderr)
+    elif farewell and code == 0:
+        print(farewell)
     _leave(code)
     return code
 

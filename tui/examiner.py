@@ -40,6 +40,17 @@ class Examiner:
         """Cause to the text of its runbook page."""
         return {playbook.id: playbook.body for playbook in self._playbooks or ()}
 
+    def verdict_at(self, at_ms: int, *, moving: bool) -> Diagnosis | None:
+        """The verdict that may be shown for a moment: made for it, or, while time moves on, for one before it."""
+        found = self.diagnosis
+        if found is None or self._at_ms is None:
+            return None
+        return found if self._at_ms == at_ms or (moving and self._at_ms < at_ms) else None
+
+    def forget(self) -> None:
+        """The cursor jumped: what was said of another moment is no verdict on this one, and the next is due at once."""
+        self.diagnosis, self._at_ms, self._next = None, None, 0.0
+
     def due(self, start_ms: int, at_ms: int, *, resting: bool) -> bool:
         """Whether there is something new to examine; a cursor at rest need not wait its turn."""
         enough = at_ms - start_ms >= LEAST_SAMPLES * self._interval_ms

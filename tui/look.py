@@ -13,7 +13,8 @@ from tui.snapshot import Snapshot
 class Look:
     """Selections of all screens.
 
-    ``entity`` is the engine whose numbers the tiles show (no labels: the fleet), ``panel`` the selected number,
+    ``entity`` is the engine whose numbers the tiles show (no labels: the fleet), ``silent`` the selected target
+    among those without a row ("": the selection is ``entity``), ``panel`` the selected number,
     ``sort`` the panel that orders the table ("" for names). ``item`` counts in the findings list, ``source`` in the
     list of sources; ``open`` says that the finding's card fills the screen, scrolled down by ``scroll`` lines.
     """
@@ -21,6 +22,7 @@ class Look:
     screen: str = "overview"
     entity: Labels = FLEET
     panel: str = "kv:pool_usage_ratio"
+    silent: str = ""
     sort: str = ""
     item: int = 0
     source: int = 0

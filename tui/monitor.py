@@ -22,7 +22,7 @@ from tui.options import Options
 from tui.panels import BY_NAME
 from tui.provenance import explain
 from tui.snapshot import Snapshot, nothing_yet
-from tui.source_views import Page, faults_of, pages_of, source_views
+from tui.source_views import PATIENT, Clock, Page, faults_of, pages_of, source_views
 
 if TYPE_CHECKING:
     from textual.message import Message
@@ -95,6 +95,7 @@ class Monitor(threading.Thread):
         self._examiner = Examiner(attachment.view, attachment.interval_ms, self.options.playbooks)
         self._observer: Observer | None = None
         self._drawn_at = 0.0
+        self._began_ms = time.time_ns() // 1_000_000
         self._count, self._pages = 0, dict[str, Page]()
         self._statuses = attachment.statuses
         try:
@@ -151,15 +152,27 @@ class Monitor(threading.Thread):
         self._count += 1
         span = self._attachment.span()
         if span is None:
-            blank = nothing_yet(self.options.interval_ms, self._window_ms, self.options.label)
-            sources = source_views(self._statuses, {}, self._pages, now_ms)
+            options = self.options
+            blank = nothing_yet(options.interval_ms, self._window_ms, options.label, options.opening)
+            sources = source_views(self._statuses, {}, self._pages, self._clock(now_ms))
             self._post(Ticked(replace(blank, now_ms=now_ms, sources=sources)))
             return
-        cursor = self._advanced(span, elapsed_ms)
-        shot = self._picture(cursor, now_ms)
+        cursor = self._advanced(self._reaching(span, now_ms), elapsed_ms)
+        due = self._examiner.due(cursor.start_ms, cursor.at_ms, resting=cursor.mode is Mode.PAUSED)
+        shot = replace(self._picture(cursor, now_ms), examining=due)
         self._post(Ticked(shot))
-        if self._examiner.due(cursor.start_ms, cursor.at_ms, resting=cursor.mode is Mode.PAUSED):
+        if due:
             self._examine(shot)
+
+    def _clock(self, now_ms: int) -> Clock:
+        return Clock(now_ms, self._began_ms, self._attachment.interval_ms)
+
+    def _reaching(self, span: tuple[int, int], now_ms: int) -> tuple[int, int]:
+        """Live, the span ends with the newest samples, but where none have come for a while, now: silence ages."""
+        start_ms, end_ms = span
+        if not self._attachment.live or now_ms - end_ms <= PATIENT * self._attachment.interval_ms:
+            return span
+        return start_ms, now_ms
 
     def _advanced(self, span: tuple[int, int], elapsed_ms: int) -> Cursor:
         if self._cursor is None:
@@ -185,7 +198,7 @@ class Monitor(threading.Thread):
         faults = faults_of(self._statuses, now_ms, self._attachment.interval_ms) if now_is_shown else {}
         live = cursor.mode is Mode.LIVE
         rows, total = observer.observe(cursor.at_ms, cursor.start_ms, faults, live=live)
-        diagnosis = self._examiner.diagnosis
+        diagnosis = self._examiner.verdict_at(cursor.at_ms, moving=cursor.mode is not Mode.PAUSED)
         return Snapshot(
             time_ms=cursor.at_ms,
             now_ms=now_ms,
@@ -196,7 +209,7 @@ class Monitor(threading.Thread):
             rows=rows,
             fleet=total,
             trails=observer.trails(),
-            sources=source_views(self._statuses, observer.seen, self._pages, now_ms),
+            sources=source_views(self._statuses, observer.seen, self._pages, self._clock(now_ms)),
             diagnosis=diagnosis,
             events=diagnosis.events if diagnosis else (),
             trouble=self._examiner.trouble,
@@ -219,12 +232,15 @@ class Monitor(threading.Thread):
         found = self._examiner.diagnosis
         events = found.events if found else ()
         trouble, pages = self._examiner.trouble, self._examiner.pages
-        self._post(Ticked(replace(shot, diagnosis=found, events=events, trouble=trouble, pages=pages)))
+        told = replace(shot, diagnosis=found, events=events, trouble=trouble, pages=pages, examining=False)
+        self._post(Ticked(told))
 
     def _move(self, change: Callable[[Cursor], Cursor]) -> None:
         if self._cursor is not None:
-            self._cursor = change(self._cursor)
+            before, self._cursor = self._cursor, change(self._cursor)
             self._drawn_at = 0.0
+            if self._cursor.at_ms != before.at_ms:
+                self._examiner.forget()
 
     def _explain(self, panel: str, entity: Labels, at_ms: int) -> None:
         window_ms = self._window_ms

@@ -25,6 +25,7 @@ from tui.reading import (
     assemble,
     duration,
     identities,
+    last_ages,
     presence,
     restarted,
 )
@@ -47,6 +48,8 @@ class Observer:
         self._known: dict[Labels, int] = {}
         self._identities: dict[Labels, Mapping[str, str]] = {}
         self._seen: dict[str, frozenset[str]] = {}
+        self._heard: dict[str, int] = {}
+        self._looked_up: set[str] = set()
         self._turn = 0
         self._ticks = 0
 
@@ -70,11 +73,11 @@ class Observer:
     ) -> tuple[tuple[EntityReading, ...], EntityReading]:
         times = self._steps(at_ms, start_ms)
         if times:
-            self._ask(times, start_ms, lazy=live and len(times) == 1)
+            self._ask(times, start_ms, frozenset(faults), lazy=live and len(times) == 1)
             self._learn(at_ms)
         faults = {**self._down(at_ms), **faults}
         moment = Moment(
-            ages(self.view, at_ms),
+            self._ages(at_ms, faults),
             faults,
             self._seen,
             restarted(self.view, at_ms, duration(self.window_ms)),
@@ -83,6 +86,19 @@ class Observer:
         found = assemble(self._grids, PANELS, moment, self._known)
         rows = tuple(self._with_last(row, at_ms, faults.get(row.labels.get("instance", ""), "")) for row in found)
         return rows, fleet(rows, PANELS, self._over_all)
+
+    def _ages(self, at_ms: int, faults: Mapping[str, str]) -> dict[str, float]:
+        """Instance to the age (s) of its last good scrape; of one that is down, remembered or looked up."""
+        found = ages(self.view, at_ms)
+        self._heard = {instance: ms for instance, ms in self._heard.items() if ms <= at_ms}
+        lost = [instance for instance in faults if instance not in found and instance not in self._heard]
+        if lost and self._looked_up != (self._looked_up | set(lost)):
+            self._looked_up |= set(lost)
+            self._heard |= {
+                i: at_ms - round(s * 1000) for i, s in last_ages(self.view, at_ms, self.interval_ms).items()
+            }
+        self._heard |= {instance: at_ms - round(age_s * 1000) for instance, age_s in found.items()}
+        return {**{i: (at_ms - self._heard[i]) / 1000 for i in faults if i in self._heard}, **found}
 
     def trails(self) -> dict[Key, Trail]:
         """History of every charted panel, for each engine and for the fleet (no labels)."""
@@ -95,6 +111,8 @@ class Observer:
             return range(0)
         if end is None or at_ms < end or at_ms - end > self.span_ms:
             self._history.clear()
+            self._heard.clear()
+            self._looked_up.clear()
             self._known.clear()
             self._grids.clear()
             end = max(start_ms, at_ms - self.span_ms) - 1
@@ -105,7 +123,8 @@ class Observer:
         """The window (ms) in use at a moment: shorter while the data is young."""
         return filled(at_ms - start_ms, self.interval_ms, self.window_ms)
 
-    def _ask(self, times: range, start_ms: int, *, lazy: bool) -> None:
+    def _ask(self, times: range, start_ms: int, silent: frozenset[str], *, lazy: bool) -> None:
+        """Ask every panel that is due; the trails of ``silent`` instances end: nothing is known of them now."""
         due = [panel for panel in PANELS if not (lazy and self._ticks % panel.every and panel.name in self._grids)]
         for panel in due:
             grid = self._grids[panel.name] = self._grid(panel, times, start_ms)
@@ -113,7 +132,7 @@ class Observer:
         for panel in due:
             if panel.merge is Merge.EXPR:
                 self._over_all[panel.name] = self._over(panel, times, start_ms)
-        answers = [(name, self._grids[name]) for name in CHARTED]
+        answers = [(name, _without(self._grids[name], silent)) for name in CHARTED]
         answers += [(panel.name, {FLEET: self._merged(panel, len(times))}) for panel in PANELS if panel.name in CHARTED]
         self._history.append(times, answers)
         self._forget(times[-1])
@@ -191,9 +210,8 @@ class Observer:
                 continue
             age_s = (at_ms - last[0]) / 1000
             if fault:
-                values[name] = Reading(
-                    last[1], reading.unit, State.STALE, (at_ms - (heard_ms or last[0])) / 1000, fault
-                )
+                heard = self._heard.get(row.labels.get("instance", ""), heard_ms or last[0])
+                values[name] = Reading(last[1], reading.unit, State.STALE, (at_ms - heard) / 1000, fault)
             elif reading.state is State.NOT_YET_SEEN:
                 values[name] = replace(reading, state=State.GAP, why=f"no sample for {age(age_s)}")
         return replace(row, values=values)
@@ -202,6 +220,13 @@ class Observer:
         """When an entity last gave a sample: by its gauges, which end with their source."""
         lasts = [self._history.last((panel.name, entity)) for panel in PANELS if not panel.windowed]
         return max((last[0] for last in lasts if last is not None), default=None)
+
+
+def _without(grid: Grid, silent: frozenset[str]) -> Grid:
+    """The grid less the rows of some instances."""
+    if not silent:
+        return grid
+    return {entity: column for entity, column in grid.items() if entity.get("instance") not in silent}
 
 
 def _joined(grids: Sequence[tuple[Grid, int]]) -> Grid:

@@ -73,7 +73,9 @@ class Scene:
             x = canvas.put(1, 0, "seek to ", "key")
             x = canvas.put(x, 0, self.prompt, "bar")
             x = canvas.put(x, 0, " ", "select_cell")
-            canvas.put(x + 1, 0, "HH:MM:SS or -5m, enter; esc leaves", "key_text")
+            canvas.put(
+                x + 1, 0, self.flash or "HH:MM:SS or -5m, enter; esc leaves", "key" if self.flash else "key_text"
+            )
             return
         keys.draw(canvas, self.look.screen, self.shot.cursor, self.flash)
 
@@ -81,5 +83,6 @@ class Scene:
         """One line in the middle: what the screen needs."""
         wide, high = LEAST
         full = f"kvtop needs {wide}x{high}, this is {canvas.width}x{canvas.height} (q quits)"
-        text = full if len(full) <= canvas.width else f"needs {wide}x{high}"
+        texts = (full, f"needs {wide}x{high} (q quits)", f"{wide}x{high}: q quits", "q quits")
+        text = next((text for text in texts if len(text) <= canvas.width), texts[-1])
         canvas.put(max(0, (canvas.width - len(text)) // 2), canvas.height // 2, text, "warn", width=canvas.width)

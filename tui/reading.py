@@ -190,10 +190,13 @@ def read(
 ) -> list[EntityReading]:
     """Every panel for every entity at one moment (see the module's text)."""
     window = duration(window_ms)
+    known_ages = ages(view, at_ms)
+    if faults and not faults.keys() <= known_ages.keys():
+        known_ages = {**last_ages(view, at_ms, window_ms // 4 or 1000), **known_ages}
     grids = {panel.name: ask(view, panel.at(window), at_ms) for panel in panels}
     if seen is None:
         seen = presence(view, at_ms, window_ms, (need for panel in panels for need in panel.needs))
-    moment = Moment(ages(view, at_ms), faults or {}, seen, restarted(view, at_ms, window), identities(view, at_ms))
+    moment = Moment(known_ages, faults or {}, seen, restarted(view, at_ms, window), identities(view, at_ms))
     return assemble(grids, panels, moment)
 
 
@@ -224,6 +227,13 @@ def ages(view: Asked, at_ms: int) -> dict[str, float]:
         if found:
             break
     return found
+
+
+def last_ages(view: Asked, at_ms: int, step_ms: int) -> dict[str, float]:
+    """Instance to the age (s) of its last good scrape within a quarter of an hour, be it down since."""
+    expr = f"max by (instance) (max_over_time(timestamp(kv:up == 1)[15m:{duration(step_ms)}]))"
+    grid = ask(view, expr, at_ms)
+    return {e.get("instance"): max(0.0, at_ms / 1000 - c[-1]) for e, c in grid.items() if not math.isnan(c[-1])}
 
 
 def restarted(view: Asked, at_ms: int, window: str) -> frozenset[str]:

@@ -16,8 +16,8 @@ class SeekError(ValueError):
 
 
 def moment_of(text: str, cursor: Cursor) -> int:
-    """``10:02`` or ``10:02:15`` (UTC, the last such time at or before the end), ``-1h5m30s`` (before the end),
-    ``start``, ``end``; milliseconds since the epoch. Raises `SeekError`."""
+    """``10:02`` or ``10:02:15`` (UTC, on the day of the end or the day before: the one within the data, else nearest),
+    ``-1h5m30s`` (before the end), ``start``, ``end``; milliseconds since the epoch. Raises `SeekError`."""
     said = text.strip().lower()
     if said in ("start", "end"):
         return cursor.start_ms if said == "start" else cursor.end_ms
@@ -34,6 +34,5 @@ def moment_of(text: str, cursor: Cursor) -> int:
         moment = end.replace(hour=hours, minute=minutes, second=seconds, microsecond=0)
     except ValueError:
         raise SeekError(f"{text!r} is no time of day: 10:02:15") from None
-    if moment > end:
-        moment -= timedelta(days=1)
-    return int(moment.timestamp() * 1000)
+    days = [int((moment - timedelta(days=back)).timestamp() * 1000) for back in (0, 1)]
+    return min(days, key=lambda ms: max(cursor.start_ms - ms, ms - cursor.end_ms, 0))

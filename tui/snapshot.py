@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class SourceView:
     """How one target stands: state and fault in words, its last scrape, and what it has to say.
 
-    ``families`` counts the metric families on its page; ``present`` and ``absent`` are canonical names, ``absent``
-    those that this target has not shown. None is not known.
+    ``name`` is what a person calls it (its instance), where that tells it from the others. ``families`` counts the
+    metric families on its page; ``present`` and ``absent`` are canonical names, ``absent`` those that this target has
+    not shown. ``silent_s`` is set for a source that is not merely late: for how long it has given nothing, since its
+    last good answer or, without one, since it was first asked. None is not known.
     """
 
     target: str
@@ -34,6 +36,12 @@ class SourceView:
     instances: tuple[str, ...] = ()
     present: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    name: str = ""
+    silent_s: float | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name or self.target
 
     @property
     def ok(self) -> bool:
@@ -45,8 +53,8 @@ class Snapshot:
     """The screen's whole knowledge at one moment.
 
     ``time_ms`` is the moment that the readings are for, ``now_ms`` the wall clock; ``span_ms`` what the charts show.
-    ``diagnosis`` is None until the first one is done; ``trouble`` is the monitor's own fault, in words;
-    ``pages`` maps a cause to the text of its runbook.
+    ``diagnosis`` is None until there is one for this moment (``examining``: it is being made); ``trouble`` is the
+    monitor's own fault, in words; ``pages`` maps a cause to the text of its runbook.
     """
 
     time_ms: int
@@ -64,6 +72,8 @@ class Snapshot:
     trouble: str = ""
     label: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
+    opening: str = "connecting"
+    examining: bool = False
 
     def trail(self, panel: str, entity: Labels) -> Trail:
         return self.trails.get((panel, entity), NO_TRAIL)
@@ -73,6 +83,7 @@ class Snapshot:
         return not self.rows and not self.sources
 
 
-def nothing_yet(interval_ms: int, window_ms: int, label: str = "") -> Snapshot:
+def nothing_yet(interval_ms: int, window_ms: int, label: str = "", opening: str = "connecting") -> Snapshot:
     """The picture before the first scrape: no data, which is not health."""
-    return Snapshot(0, 0, interval_ms, window_ms, window_ms, Cursor(Mode.LIVE, 0, 0, 0), label=label)
+    cursor = Cursor(Mode.LIVE, 0, 0, 0)
+    return Snapshot(0, 0, interval_ms, window_ms, window_ms, cursor, label=label, opening=opening)

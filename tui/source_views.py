@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tui.snapshot import SourceView
@@ -16,15 +17,29 @@ if TYPE_CHECKING:
 
 _OWN = frozenset(("up", "scrape_duration_seconds", "scrape_samples_scraped", "kvscope_scrape_samples_changed"))
 _SUFFIX = re.compile(r"_(bucket|sum|count|total|created)$|_info:.*$")
-_PATIENT = 2.5  # intervals without an answer, after which a slow source counts as silent
+PATIENT = 2.5  # intervals without an answer, after which a slow source counts as silent
 
 
 def source_views(
-    statuses: Sequence[SourceStatus], seen: Mapping[str, frozenset[str]], pages: Mapping[str, Page], now_ms: int
+    statuses: Sequence[SourceStatus], seen: Mapping[str, frozenset[str]], pages: Mapping[str, Page], clock: Clock
 ) -> tuple[SourceView, ...]:
     """Every source; ``seen`` maps a canonical name to the instances that have shown it, ``pages`` a target to what
     its page holds."""
-    return tuple(_view(status, seen, pages.get(status.target), now_ms) for status in statuses)
+    names = Counter(status.instance for status in statuses)
+    views = (_view(status, seen, pages.get(status.target), clock) for status in statuses)
+    return tuple(
+        replace(view, name=status.instance if names[status.instance] == 1 else "")
+        for status, view in zip(statuses, views, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Now, since when the sources are asked, and how often (ms)."""
+
+    now_ms: int
+    began_ms: int
+    interval_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +62,23 @@ def pages_of(attachment: Attachment) -> dict[str, Page]:
     return found
 
 
-def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page | None, now_ms: int) -> SourceView:
+def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page | None, clock: Clock) -> SourceView:
     instances = page.instances if page and page.instances else frozenset(filter(None, (status.instance,)))
     present = tuple(name for name in vocabulary() if instances & seen.get(name, frozenset()))
     known = bool(seen) and status.last_ok_ms is not None
+    brought = known and (status.ok or status.samples > 0)
+    silent_s = _silence(status, clock)
+    error = status.error or ""
+    if silent_s is not None and error.startswith("no answer yet"):  # the attempt's own clock starts anew with each
+        error = f"no answer yet after {silent_s:.0f} s"
     return SourceView(
         target=status.target,
         state=status.state,
-        error=status.error or "",
-        age_s=None if status.kind == "recording" else status.age_s(now_ms),
-        samples=status.samples if known else None,
-        page_bytes=status.bytes if known else None,
-        duration_s=status.duration_s if known else None,
+        error=error,
+        age_s=None if status.kind == "recording" else status.age_s(clock.now_ms),
+        samples=status.samples if brought else None,
+        page_bytes=status.bytes if brought else None,
+        duration_s=status.duration_s if brought else None,
         families=page.families if page and known else None,
         instances=tuple(sorted(instances)),
         present=present if known else (),
@@ -66,12 +86,22 @@ def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page |
     )
 
 
+def _silence(status: SourceStatus, clock: Clock) -> float | None:
+    """For how long (s) a source that is not well has given nothing; None while it is merely late."""
+    if status.ok or status.kind == "recording":
+        return None
+    age_s = status.age_s(clock.now_ms)
+    if age_s is None:
+        return max(0.0, (clock.now_ms - clock.began_ms) / 1000)
+    return age_s if age_s * 1000 > PATIENT * clock.interval_ms else None
+
+
 def faults_of(statuses: Sequence[SourceStatus], now_ms: int, interval_ms: int) -> dict[str, str]:
     """Instance to its source's fault in words; a source that is merely slower than a tick has none yet."""
     found = {}
     for status in statuses:
         age_s = status.age_s(now_ms)
-        slow = status.state == "timeout" and age_s is not None and age_s * 1000 <= _PATIENT * interval_ms
+        slow = status.state == "timeout" and age_s is not None and age_s * 1000 <= PATIENT * interval_ms
         if status.state != "fresh" and status.instance and not slow:
             found[status.instance] = f"{status.state}: {status.error}" if status.error else status.state
     return found

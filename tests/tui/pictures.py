@@ -112,6 +112,8 @@ def source(target: str, state: str = "fresh", error: str = "", age: float | None
         instances=(target,),
         present=present if seen else (),
         absent=absent if seen else (),
+        name=target,
+        silent_s=None if state in ("fresh", "empty") else 60.0 if age is None else age,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tui.commands import EXIT_OK
 from tui.commands.errors import plain_errors
+from tui.commands.top import add_look_arguments, can_draw, refuse_dumb
 from tui.cursor import SPEEDS
 
 SPEED = 10
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed", metavar="N", type=int, choices=SPEEDS, default=SPEED, help=f"of the replay (default {SPEED})"
     )
+    add_look_arguments(parser)
     parser.epilog = "Without a terminal, as with --text. The recording can be given to every other command, too."
 
 
@@ -30,19 +32,27 @@ def run(args: argparse.Namespace) -> int:
         if args.text or not (sys.stdin.isatty() and sys.stdout.isatty()):
             _print(story, path)
         else:
-            _show(story, path, args.speed)
+            return _show(story, path, args)
     return EXIT_OK
 
 
-def _show(story: str, path: Path, speed: int) -> None:
+def _show(story: str, path: Path, args: argparse.Namespace) -> int:
+    refuse_dumb("kvtop demo --text")
     from probes.attach import attach
     from tui.app import run as show
     from tui.options import Options
 
     with plain_errors():
-        show(lambda: attach([str(path)]), Options(label=f"demo: {_title(story)}", play=True, speed=speed))
-    print(plain(story))
-    print(f"\nThe diagnosis in words: kvtop demo --text, or: kvtop diagnose {path}")
+        options = Options(
+            theme=args.theme,
+            ascii=args.ascii or not can_draw(),
+            label=f"demo: {_title(story)}",
+            opening="reading the demo recording",
+            play=True,
+            speed=args.speed,
+        )
+        more = f"The diagnosis in words: kvtop demo --text, or: kvtop diagnose {path}"
+        return show(lambda: attach([str(path)]), options, farewell=f"{plain(story)}\n\n{more}")
 
 
 def _print(story: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window", metavar="DUR", type=duration_option, help="of rates and quantiles (default: 1m or more)"
     )
-    parser.add_argument("--theme", choices=THEMES, default=THEMES[0], help="colours (all safe for colour-blind eyes)")
-    parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    add_look_arguments(parser)
     parser.add_argument("--play", action="store_true", help="a recording: play it from its beginning")
     speeds = ", ".join(map(str, SPEEDS))
     parser.add_argument(
@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{TARGETS}\n\nNO_COLOR is honoured; q quits, ? shows the keys.\n\n{EXIT_CODES}"
 
 
+def add_look_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the screens look, wherever they are opened from."""
+    parser.add_argument("--theme", choices=THEMES, default=THEMES[0], help="colours (all safe for colour-blind eyes)")
+    parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+
+
 def run(args: argparse.Namespace) -> int:
     from tui.options import Options
 
@@ -45,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
         interval_ms=args.interval or 1000,
         window_ms=args.window,
         theme=args.theme,
-        ascii=args.ascii or not _can_draw(),
+        ascii=args.ascii or not can_draw(),
         label=", ".join(args.targets),
+        opening=_opening(args.targets),
         play=args.play,
         speed=args.speed,
         playbooks=args.playbooks,
@@ -58,6 +65,7 @@ def open_screen(args: argparse.Namespace, options: Options) -> int:
     """Refuse what cannot work before the screen opens; attach behind it."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CommandError("the screens need a terminal; without one: kvtop once, kvtop diagnose")
+    refuse_dumb("kvtop once, kvtop diagnose")
     _check(args)
 
     def attach() -> Attachment:
@@ -90,5 +98,18 @@ def _check(args: argparse.Namespace) -> None:
         args.targets = found_here()
 
 
-def _can_draw() -> bool:
+def _opening(targets: Sequence[str]) -> str:
+    """What is done until there is data."""
+    files = [Path(target).name for target in targets if Path(target).is_file()]
+    return f"reading {', '.join(files)}…" if files else "connecting"
+
+
+def refuse_dumb(instead: str) -> None:
+    """A terminal that can place no cursor can show no screens."""
+    if os.environ.get("TERM") == "dumb":
+        raise CommandError(f"the screens need a terminal that can place its cursor (TERM is dumb); without: {instead}")
+
+
+def can_draw() -> bool:
+    """Whether the terminal has the signs of the screens; if not, they are drawn in ASCII."""
     return "utf" in (sys.stdout.encoding or "").lower() and os.environ.get("TERM") != "linux"

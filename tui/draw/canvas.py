@@ -108,10 +108,14 @@ _SINGLE = frozenset("─━│╭╮╰╯▁▂▃▄▅▆▇█░…–−�
 _ONE_A_CELL = re.compile(f"[ -~\xa0-\u02ff{''.join(_SINGLE)}]*")
 
 
+_BREAKS = frozenset("\u2028\u2029")
+"""Line and paragraph separators: control characters in all but name."""
+
+
 def cells(text: str) -> Iterator[str]:
     """One string a cell: control characters become ``?`` (a label may hold anything), wide ones take two cells."""
     for char in text:
-        if char < " " or "\x7f" <= char < "\xa0":
+        if char < " " or "\x7f" <= char < "\xa0" or char in _BREAKS:
             yield "?"
         elif char < "\u0300" or char in _SINGLE:
             yield char

@@ -12,6 +12,7 @@ from tui.quantity import age, text_of
 from tui.snapshot import Snapshot, SourceView
 from tui.vocabulary import vocabulary
 
+_STATE = len("not-exposition")
 _COLUMNS = (("AGE", 8), ("SAMPLES", 8), ("PAGE", 9), ("SCRAPE", 8), ("FAMILIES", 9), ("SIGNALS", 9))
 
 
@@ -30,10 +31,10 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
 
 def _list(canvas: Canvas, sources: Sequence[SourceView], index: int) -> None:
     columns = _fitting(canvas.width)
-    name_width = canvas.width - 16 - sum(width + 1 for _, width in columns)
+    name_width = canvas.width - 3 - _STATE - sum(width + 1 for _, width in columns)
     canvas.put(3, 0, "TARGET", "head")
     canvas.put(3 + name_width, 0, "STATE", "head")
-    x = 16 + name_width
+    x = 3 + _STATE + name_width
     for head, width in columns:
         x += width + 1
         canvas.right(x - 1, 0, head, "head")
@@ -45,9 +46,9 @@ def _list(canvas: Canvas, sources: Sequence[SourceView], index: int) -> None:
         canvas.put(0, y, " " * canvas.width, base)
         sign, style = sign_of(source, canvas.glyphs)
         canvas.put(1, y, sign, base if chosen else style)
-        canvas.put(3, y, _ending(source.target, name_width - 1, canvas.glyphs), base)
-        canvas.put(3 + name_width, y, source.state, base if chosen else style, width=13)
-        x = 16 + name_width
+        canvas.put(3, y, _ending(source.title, name_width - 1, canvas.glyphs), base)
+        canvas.put(3 + name_width, y, source.state, base if chosen else style, width=_STATE)
+        x = 3 + _STATE + name_width
         for (head, width), text in zip(columns, _cells(source, canvas.glyphs.none), strict=False):
             x += width + 1
             canvas.right(x - 1, y, text, base if chosen or head != "AGE" else "muted")
@@ -60,7 +61,7 @@ def _ending(target: str, width: int, glyphs: Glyphs) -> str:
 
 
 def _fitting(width: int) -> list[tuple[str, int]]:
-    room, kept = width - 16 - 24, []
+    room, kept = width - 3 - _STATE - 23, []
     for head, size in _COLUMNS:
         if size + 1 > room:
             break

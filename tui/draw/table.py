@@ -89,11 +89,11 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     """Head, fleet, engines; scrolled so that the selected row is seen, with a word on what is hidden."""
     if canvas.height < 2:
         return
-    lines, silent = table_rows(shot, look), _silent(shot)
+    lines, silent = table_rows(shot, look), silent_targets(shot)
     name_width = name_room(canvas.width, shot)
     columns = fitting(canvas.width, name_width, shot)
     pinned = 1 if len(shot.rows) > 1 else 0
-    index = next((i for i, row in enumerate(lines) if row.key is look.entity), 0)
+    index = chosen_place(shot, look)
     room, total = canvas.height - 1 - pinned, len(lines) + len(silent) - pinned
     first = max(0, min(index - pinned - room // 2, total - room))
     _head(canvas, columns, name_width, look, scrolled=total > room)
@@ -103,7 +103,8 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
             canvas.hit(f"app.select_row({place})", 0, y)
             _row(canvas, y, lines[place], columns, name_width, shot, look, chosen=place == index)
         else:
-            _silent_row(canvas, y, silent[place - len(lines)])
+            canvas.hit(f"app.select_row({place})", 0, y)
+            _silent_row(canvas, y, silent[place - len(lines)], chosen=place == index)
     if total > room:
         hidden = f" {first} {canvas.glyphs.up} {total - room - first} {canvas.glyphs.down} "
         canvas.right(canvas.width, 0, hidden, "onset")
@@ -117,7 +118,16 @@ def table_rows(shot: Snapshot, look: Look) -> list[EntityReading]:
     return [shot.fleet, *rows] if len(rows) > 1 else rows
 
 
-def _silent(shot: Snapshot) -> list[SourceView]:
+def chosen_place(shot: Snapshot, look: Look) -> int:
+    """The selected line of the table, the targets without a row included; the first when it is gone."""
+    lines = table_rows(shot, look)
+    silent = [source.target for source in silent_targets(shot)]
+    if look.silent in silent:
+        return len(lines) + silent.index(look.silent)
+    return next((i for i, row in enumerate(lines) if row.key is look.entity), 0)
+
+
+def silent_targets(shot: Snapshot) -> list[SourceView]:
     """Targets that have a fault and no row."""
     shown = {row.labels.get("instance", "") for row in shot.rows}
     return [s for s in shot.sources if not s.ok and not shown.intersection(s.instances)]
@@ -209,7 +219,7 @@ def _state(canvas: Canvas, x: int, y: int, row: EntityReading, shot: Snapshot) -
     if silent:
         text, style = f"{glyphs.stale} {silent} silent", "warn"
     elif State.STALE in states:
-        text, style = f"{glyphs.stale} stale {age(max(ages, default=0.0))}", "warn"
+        text, style = f"{glyphs.stale} stale {age(max(ages)) if ages else ''}".rstrip(), "warn"
     elif State.NO_PERMISSION in states:
         text, style = f"{glyphs.unknown} permission", "warn"
     elif State.RESET in states:
@@ -221,10 +231,12 @@ def _state(canvas: Canvas, x: int, y: int, row: EntityReading, shot: Snapshot) -
     canvas.put(x, y, text, style, width=_STATE_WIDTH)
 
 
-def _silent_row(canvas: Canvas, y: int, source: SourceView) -> None:
+def _silent_row(canvas: Canvas, y: int, source: SourceView, *, chosen: bool) -> None:
     x = canvas.put(0, y, f"{canvas.glyphs.unknown} ", "warn")
-    x = canvas.put(x, y, source.target, "muted", width=40)
+    x = canvas.put(x, y, source.title, "strong" if chosen else "muted", width=40)
     canvas.put(x + 1, y, f"{source.state}: {source.error}" if source.error else source.state, "warn")
+    if chosen:
+        canvas.tint(y, "select")
 
 
 def columns_shown(width: int, shot: Snapshot) -> list[str]:

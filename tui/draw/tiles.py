@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -136,29 +136,50 @@ def _tile(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, look: 
         inside = inside.area(0, 1, inside.width, inside.height - 1)
     style = style_of(panel, reading)
     chart_top = 1
+    if reading is None or reading.value is None:
+        said = _reason(inside, reading)
+        if any(start_of(shot) <= time <= shot.time_ms and value == value for time, value in _points(shot, tile, who)):
+            _history(inside.area(0, said, inside.width, inside.height - said), tile, shot, who, onset)
+        return
     if panel.draw is Draw.BAR and inside.height >= 3:
         plain = {"bad": "chart_bad", "warn": "chart_warn", "stale": "muted"}.get(style, "data")
-        chart.bar(inside, 0, 1, inside.width, reading.value if reading else None, plain)
+        chart.bar(inside, 0, 1, inside.width, reading.value, plain)
         chart_top = 2
     _history(inside.area(0, chart_top, inside.width, inside.height - chart_top), tile, shot, who, onset)
     _headline(inside, tile, who, reading, style)
 
 
-def _headline(canvas: Canvas, tile: Tile, who: EntityReading, reading: Reading | None, style: str) -> None:
+def start_of(shot: Snapshot) -> int:
+    """Where the charts begin (ms)."""
+    return shot.time_ms - shot.span_ms
+
+
+def _points(shot: Snapshot, tile: Tile, who: EntityReading) -> Iterator[tuple[int, float]]:
+    trail = shot.trail(tile.main, who.key)
+    return zip(trail.times, trail.values, strict=True)
+
+
+def _reason(canvas: Canvas, reading: Reading | None) -> int:
+    """Why there is no number; returns how many lines that took."""
+    state = reading.state.value if reading else State.NOT_YET_SEEN.value
+    canvas.put(0, 0, f"{canvas.glyphs.none} {state}", "muted", width=canvas.width)
+    if reading is None or canvas.height < 4:
+        return 1
+    lines = list(wrapped(reading.why, canvas.width, "muted"))
+    for y, line in enumerate(lines, start=1):
+        canvas.put(0, y, line[-1][0], "muted", width=canvas.width)
+    return 1 + len(lines)
+
+
+def _headline(canvas: Canvas, tile: Tile, who: EntityReading, reading: Reading, style: str) -> None:
     """The number, its state where it is not fresh, and the numbers beside it as far as they fit."""
     panel = BY_NAME[tile.main]
-    if reading is None or reading.value is None:
-        state = reading.state.value if reading else State.NOT_YET_SEEN.value
-        canvas.put(0, 0, f"{canvas.glyphs.none} {state}", "muted", width=canvas.width)
-        if reading is not None and canvas.height >= 4:
-            for y, line in enumerate(wrapped(reading.why, canvas.width, "muted")):
-                canvas.put(0, 1 + y, line[-1][0], "muted", width=canvas.width)
-        return
     x = canvas.put(0, 0, text_of(reading.value, panel.unit), style)
     if tile.word:
         x = canvas.put(x + 1, 0, tile.word, "muted") if x + 1 + len(tile.word) <= canvas.width else x
     if reading.state is State.STALE:
-        canvas.right(canvas.width, 0, f"{canvas.glyphs.stale}{age(reading.age_s or 0.0)}", "stale")
+        old = "" if reading.age_s is None else age(reading.age_s)
+        canvas.right(canvas.width, 0, f"{canvas.glyphs.stale}{old}", "stale")
         return
     for word, name in tile.also:
         beside = who.values.get(name)
@@ -178,7 +199,7 @@ def _history(canvas: Canvas, tile: Tile, shot: Snapshot, who: EntityReading, ons
     if canvas.height < 1 or canvas.width < 2:
         return
     trail = shot.trail(tile.main, who.key)
-    start, end = shot.time_ms - shot.span_ms, shot.time_ms
+    start, end = start_of(shot), shot.time_ms
     axis = canvas.height >= 3
     plot = canvas.area(0, 0, canvas.width, canvas.height - (1 if axis else 0))
     low = tile.main in ("kv:prefix_hit_ratio", "kv:external_prefix_hit_ratio")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tui.cursor import Cursor, Mode
 from tui.draw.canvas import Canvas, Glyphs, width_of
 from tui.quantity import age, clock, percent
 from tui.reading import entity_name
-from tui.snapshot import Snapshot
+from tui.snapshot import Snapshot, SourceView
 
 if TYPE_CHECKING:
     from playbooks.verdict import Diagnosis, Finding
 
 SCREENS = ("overview", "findings", "sources")
 HEIGHT = 3
+_RECENT_MS = 30_000  # a live screen examines at least so often
+_ENGINE = frozenset(("kv:requests_running", "kv:pool_usage_ratio", "kv:generation_tokens_total", "kv:ttft_seconds"))
 
 
 def draw(canvas: Canvas, shot: Snapshot, screen: str) -> None:
@@ -35,6 +37,9 @@ def _tabs(canvas: Canvas, shot: Snapshot, screen: str) -> None:
         canvas.hit(f"app.show('{name}')", x, 0, width_of(label))
         x = canvas.put(x, 0, label, "tab_on" if name == screen else "tab")
     style, text = moment(shot.cursor, canvas.glyphs)
+    quiet = [source.silent_s or 0.0 for source in silent_sources(shot)]
+    if shot.cursor.mode is Mode.LIVE and quiet and len(quiet) == len(shot.sources):
+        style, text = "warn", f"{canvas.glyphs.stale} silent {age(min(quiet))}"
     left = canvas.right(canvas.width - 1, 0, text, style)
     about = f"{shot.label}  every {age(shot.interval_ms / 1000)}, window {age(shot.window_ms / 1000)}  UTC"
     if left - x > width_of(about) + 4:
@@ -71,18 +76,67 @@ def _behind(cursor: Cursor, glyphs: Glyphs) -> str:
 def banner(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str]:
     """Style and text of the verdict line."""
     diagnosis = shot.diagnosis
+    late = _as_of(shot)
     if shot.trouble:
         return "banner_unknown", f"{glyphs.unknown} cannot tell: {shot.trouble}"
     if diagnosis is None:
         return "banner_wait", f"{glyphs.wait} {waiting(shot)}"
     if diagnosis.verdict == "healthy":
         more = f"; {_count(len(diagnosis.unknown), 'cause')} could not be decided" if diagnosis.unknown else ""
-        return "banner_ok", f"{glyphs.ok} healthy{more}"
+        quiet = silent_sources(shot)
+        if lost(quiet) or (quiet and len(quiet) == len(shot.sources)):
+            return "banner_unknown", f"{glyphs.unknown} cannot tell: {no_answer(lost(quiet) or quiet)}"
+        if quiet:
+            of = f"{len(shot.sources) - len(quiet)} of {len(shot.sources)} targets"
+            return "banner_wait", f"{glyphs.unknown} healthy on {of}{more}{late}"
+        return "banner_ok", f"{glyphs.ok} healthy{more}{late}"
     if diagnosis.findings:
         first = diagnosis.findings[0]
         style = "banner_warn" if first.verdict == "suspected" else "banner_bad"
-        return style, f"{glyphs.bad} {_count(len(diagnosis.findings), 'finding')}: {headline(first)}"
-    return "banner_unknown", f"{glyphs.unknown} cannot tell: {silence(shot) or doubt(diagnosis)}"
+        return style, f"{glyphs.bad} {_count(len(diagnosis.findings), 'finding')}: {headline(first)}{late}"
+    return (
+        "banner_unknown",
+        f"{glyphs.unknown} cannot tell: {unsure(shot, diagnosis)}{late}",
+    )
+
+
+def _as_of(shot: Snapshot) -> str:
+    """While time goes on, the moment of a verdict that is older than what a live screen asks again."""
+    diagnosis = shot.diagnosis
+    behind_ms = shot.time_ms - diagnosis.end_ms if diagnosis else 0
+    return f" (at {clock(diagnosis.end_ms)})" if diagnosis and behind_ms > max(_RECENT_MS, 2 * shot.interval_ms) else ""
+
+
+def silent_sources(shot: Snapshot) -> list[SourceView]:
+    """The sources that are not merely late; none while another moment than the newest is shown."""
+    if not shot.cursor.at_end or shot.cursor.recorded:
+        return []
+    return [source for source in shot.sources if source.silent_s is not None]
+
+
+def lost(quiet: Sequence[SourceView]) -> list[SourceView]:
+    """Those that did answer once."""
+    return [source for source in quiet if source.age_s is not None]
+
+
+def no_answer(quiet: Sequence[SourceView]) -> str:
+    """``127.0.0.1:8000 has not answered for 18 s``."""
+    more = f" (and {_count(len(quiet) - 1, 'more target')})" if len(quiet) > 1 else ""
+    return f"{quiet[0].title} has not answered for {age(quiet[0].silent_s or 0.0)}{more}"
+
+
+def unsure(shot: Snapshot, diagnosis: Diagnosis) -> str:
+    """Why there is no verdict: first what the targets do, then what the signals lack."""
+    gone = lost(silent_sources(shot))
+    return silence(shot) or (no_answer(gone) if gone else "") or no_engine(shot) or doubt(diagnosis)
+
+
+def no_engine(shot: Snapshot) -> str:
+    """Said when targets answer and none of them shows an engine's signals (once it is known what they show)."""
+    known = [source for source in shot.sources if source.present or source.absent]
+    if not known or any(_ENGINE.intersection(source.present) for source in known):
+        return ""
+    return "no engine on these pages"
 
 
 def waiting(shot: Snapshot) -> str:
@@ -90,7 +144,11 @@ def waiting(shot: Snapshot) -> str:
     broken = silence(shot)
     if broken:
         return f"no verdict yet: {broken}"
-    return "collecting: the first verdict needs a few samples" if shot.sources else "connecting"
+    if not shot.sources:
+        return shot.opening
+    if no_engine(shot):
+        return no_engine(shot)
+    return "examining this moment" if shot.examining else "collecting: the first verdict needs a few samples"
 
 
 def silence(shot: Snapshot) -> str:
@@ -98,8 +156,8 @@ def silence(shot: Snapshot) -> str:
     if not shot.sources or any(source.ok for source in shot.sources):
         return ""
     first = shot.sources[0]
-    more = f" (and {len(shot.sources) - 1} more targets)" if len(shot.sources) > 1 else ""
-    return f"{first.target}: {first.state}{': ' + first.error if first.error else ''}{more}"
+    more = f" (and {_count(len(shot.sources) - 1, 'more target')})" if len(shot.sources) > 1 else ""
+    return f"{first.title}: {first.state}{': ' + first.error if first.error else ''}{more}"
 
 
 def headline(finding: Finding) -> str:
@@ -129,6 +187,9 @@ def doubt(diagnosis: Diagnosis) -> str:
         first = diagnosis.unexplained[0]
         where = f" on {member_name(first.member)}" if first.member else ""
         return f"{first.says or first.resource}{where}, and no known cause explains it"
+    bad = [check.says or check.name for check in diagnosis.core if check.bad]
+    if bad:
+        return "; ".join(bad)
     undecided = [check.name for check in diagnosis.core if check.bad is None]
     if undecided:
         return f"nothing to judge {', '.join(undecided)} by"
