@@ -6,6 +6,8 @@ lost). OpenMetrics wants the samples of a family together, so on closing, or by 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from probes.columns import is_sample
 from probes.exposition import ExpositionError
 from probes.labels import Labels
 from probes.openmetrics import FamilyNames, series_text, type_line
+from probes.regular import kind, open_regular
 from probes.reorder import reorder
 from probes.series import Frame, SeriesStore
 
@@ -40,12 +43,7 @@ class Recorder:
         self._written_ms: dict[str, int] = {}
         self._heads: dict[Labels, bytes] = {}
         self._declared: set[str] = set()
-        try:
-            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if overwrite else os.O_EXCL))
-        except FileExistsError:
-            raise RecordingError(f"{path}: is there already; name another file or ask to overwrite it") from None
-        except OSError as error:
-            raise RecordingError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+        self._file: int | None = _make(path, overwrite)
         self._put(HEADER)
 
     def record(self) -> int:
@@ -65,12 +63,14 @@ class Recorder:
         return self.samples - before
 
     def close(self) -> None:
-        """Put the file in OpenMetrics order, ended by ``# EOF``."""
+        """Put the file in OpenMetrics order, ended by ``# EOF``; nobody else can have it before that is done."""
         if self._file is None:
             return
-        os.close(self._file)
-        self._file = None
-        repair(self.path)
+        held, self._file = self._file, None
+        try:
+            _mend(self.path)
+        finally:
+            os.close(held)
 
     def __enter__(self) -> Recorder:
         return self
@@ -114,8 +114,59 @@ def repair(path: Path) -> int:
     """Put a recording in OpenMetrics order and end it, so that promtool takes it; the answer counts its samples.
 
     A last line that was cut is left out. The file is replaced only when the new one is whole. Raises
-    ``RecordingError``, also for a file that is no recording; the file is then as it was.
+    ``RecordingError``, also for a file that is no recording or that a recorder is still writing; the file is then as
+    it was.
     """
+    try:
+        with open_regular(path) as file:
+            _lock(file.fileno(), path)
+            return _mend(path)
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be mended: {(error.strerror or str(error)).lower()}") from None
+
+
+def refuse_taken(path: Path) -> None:
+    """Raise ``RecordingError`` for an output that is there already: still being written, or done."""
+    if not path.exists():
+        return
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        _lock(file.fileno(), path)
+    raise RecordingError(f"{path}: is there already; name another file or add --force")
+
+
+def _make(path: Path, overwrite: bool) -> int:
+    """Create the output, or empty it, once no other recorder has it."""
+    if path.suffix == ".gz":
+        raise RecordingError(f"{path}: a recording is written uncompressed: name it {path.stem}")
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL))
+    except FileExistsError:
+        refuse_taken(path)
+        raise
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    try:
+        if found := kind(os.fstat(made).st_mode):
+            raise RecordingError(f"{path}: cannot be written: is {found}, not a file")
+        _lock(made, path)
+        os.ftruncate(made, 0)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
+
+
+def _lock(file: int, path: Path) -> None:
+    """Hold the file until it is closed; ``RecordingError`` when a recorder holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RecordingError(f"{path}: is still being recorded (by another kvtop)") from None
+    except OSError:  # a file system without locks
+        return
+
+
+def _mend(path: Path) -> int:
     try:
         return reorder(path)
     except ExpositionError as error:

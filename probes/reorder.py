@@ -6,15 +6,18 @@ result; the second copies each line to its place.
 
 from __future__ import annotations
 
+import filecmp
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from probes.exposition import ExpositionError, Metadata, parse_comment, parse_sample
-from probes.exposition.line import parse_series
+from probes.exposition.line import BOM, parse_series, parse_time
 from probes.exposition.refuse import decode, refuse_foreign
 from probes.openmetrics import FamilyNames, type_line
+from probes.regular import open_regular
 from probes.series import Metadata as Declared
 
 _BUFFERED = 8 << 20
@@ -35,30 +38,29 @@ class _Place:
 def reorder(path: Path) -> int:
     """Rewrite ``path`` with the samples of each family, and in it of each series, together; counts the samples.
 
-    The result is written beside the file and then takes its place. A cut last line is left out. Raises ``OSError``,
-    and ``ExpositionError`` for a line that is wrong.
+    The result is written beside the file and then takes its place. A cut last line is left out. A file that is closed
+    and in order stays byte for byte. Raises ``OSError``, and ``ExpositionError`` for a line that is wrong.
     """
     places: dict[bytes, _Place] = {}
     metadata = Metadata()
-    samples = 0
+    _refuse_packed(path)
     try:
-        for number, line in _lines(path):
-            if line[:1] == b"#":
-                parse_comment(decode(line, number), metadata, number)
-            elif line and not line.isspace():
-                _check(line, number, places)
-                _place(line, number, places).size += len(line) + 1
-                samples += 1
+        samples, in_order = _measure(path, places, metadata)
     except ExpositionError:
-        with path.open("rb") as file:
-            refuse_foreign(file.read(4096))
+        with open_regular(path) as file:
+            refuse_foreign(file.read(4096), "file")
         raise
+    if in_order and _families_together(places, metadata):
+        return samples
     made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     out = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path.stat().st_mode & 0o777)
     try:
         _write(path, out, places, metadata)
         os.fsync(out)
-        os.replace(made, path)
+        if filecmp.cmp(made, path, shallow=False):
+            made.unlink()
+        else:
+            os.replace(made, path)
     except BaseException:
         made.unlink(missing_ok=True)
         raise
@@ -67,12 +69,60 @@ def reorder(path: Path) -> int:
     return samples
 
 
-def _write(path: Path, out: int, places: dict[bytes, _Place], metadata: Metadata) -> None:
+def _refuse_packed(path: Path) -> None:
+    with open_regular(path) as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise ExpositionError("the file is compressed; unpack it first (gunzip), then mend what comes out")
+
+
+def _measure(path: Path, places: dict[bytes, _Place], metadata: Metadata) -> tuple[int, bool]:
+    """Fill ``places`` with the bytes of each series; also the number of samples, and whether the file is closed and
+    has each series in one piece, with nothing in it that OpenMetrics does not know."""
+    samples = 0
+    current: _Place | None = None
+    in_order = _is_closed(path)
+    for number, line in _lines(path):
+        if line[:1] == b"#":
+            parse_comment(decode(line, number), metadata, number)
+            in_order = in_order and line[:7] in (b"# TYPE ", b"# HELP ", b"# UNIT ")
+        elif line and not line.isspace():
+            _check(line, number, places)
+            place = _place(line, number, places)
+            in_order = in_order and (place is current or not place.size)
+            current = place
+            place.size += len(line) + 1
+            samples += 1
+        else:
+            in_order = False
+    return samples, in_order
+
+
+def _is_closed(path: Path) -> bool:
+    with open_regular(path) as file:
+        marked = file.read(len(BOM)) == BOM
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_EOF) - 1))
+        return file.read() in (_EOF, b"\n" + _EOF) and not marked
+
+
+def _families_together(places: dict[bytes, _Place], metadata: Metadata) -> bool:
+    """Whether the families, in the file's order, come each in one piece, declared as we would."""
+    names = _names(metadata)
+    order = [names.family(place.name).name for place in places.values()]
+    changes = sum(a != b for a, b in pairwise(order)) + bool(order)
+    return changes == len(set(order)) and set(order) <= set(metadata.families)
+
+
+def _names(metadata: Metadata) -> FamilyNames:
     declared = {
         name: Declared("unknown" if family.type == "untyped" else family.type)
         for name, family in metadata.families.items()
     }
-    names = FamilyNames(declared.get)
+    return FamilyNames(declared.get)
+
+
+def _write(path: Path, out: int, places: dict[bytes, _Place], metadata: Metadata) -> None:
+    names = _names(metadata)
     at = 0
     open_family = ""
     for place in sorted(places.values(), key=lambda one: (names.family(one.name).name, one.name, one.key)):
@@ -109,10 +159,12 @@ def _flush(out: int, places: dict[bytes, _Place]) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Whole lines with their numbers, up to ``# EOF``; what stands behind the last line feed is left out."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n") or line == _EOF:
                 return
+            if number == 1:
+                line = line.removeprefix(BOM)
             yield number, line.rstrip(b"\r\n")
 
 
@@ -135,10 +187,13 @@ def _check(line: bytes, number: int, places: dict[bytes, _Place]) -> None:
     parts = line.rsplit(b" ", 2)
     if len(parts) == 3 and parts[0] in places:
         try:
-            float(parts[1]), float(parts[2])
+            float(parts[1])
+            parse_time(parts[2].decode(), number)
         except ValueError:
             pass
         else:
             return
-    if parse_sample(decode(line, number), number).time is None:
+    time = parse_sample(decode(line, number), number).time
+    if time is None:
         raise ExpositionError("a sample without a timestamp: this is a page, not a recording", number)
+    parse_time(time, number)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from probes.regular import kind
+
 DEFAULT_JOB = "kvscope"
 """The job of a target that no configuration names: all of them are one job, so that peers can be compared."""
 
@@ -21,7 +23,8 @@ _LATER = {
     "log": "engine log files",
 }
 _HOST_PORT = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?$")
-_SECRET_QUERY = re.compile(r"(?i)((?:^|&)[^=&]*(?:token|key|secret|passw|auth|sig)[^=&]*=)[^&]*")
+_QUERY_VALUE = re.compile(r"=[^&;#]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FORMS = (
     "http://host:port/metrics, host:port, prometheus+http://host:9090, a recording's path, file_sd:FILE, http_sd:URL"
 )
@@ -70,6 +73,8 @@ def parse_target(text: str) -> Target:
     """Read one TARGET as the command line takes it; raises ``TargetError``."""
     if not text.strip():
         raise TargetError(f"an empty target; a target is one of: {_FORMS}")
+    if _CONTROL.search(text):
+        raise TargetError(f"target {hide(text)}: has a line break or another control character in it")
     scheme, colon, rest = text.partition(":")
     if text in _LATER or (scheme == "log" and colon):
         raise TargetError(f"target {text}: {_LATER[scheme]} are not supported by this version of kvscope")
@@ -89,16 +94,23 @@ def parse_target(text: str) -> Target:
 def recording_target(path: Path, text: str | None = None) -> Target:
     if path.is_dir():
         raise TargetError(f"target {path}: is a directory; name the recording itself")
+    if path.exists() and (found := kind(path.stat().st_mode)):
+        raise TargetError(f"target {path}: is {found}; a recording is a file")
     return Target("recording", text or str(path), path=path)
 
 
 def hide(url: str) -> str:
-    """A URL as it may be shown: no user info, no values of query parameters that look like secrets."""
+    """A target as it may be shown: nothing of what stands before an ``@``, no values of query parameters.
+
+    Any of them may be a secret. Control characters are escaped, so that it is one line.
+    """
     head, at, tail = url.rpartition("@")
-    if at and "//" in head:
-        url = head.split("//", 1)[0] + "//" + tail
+    if at:
+        scheme, slashes, _ = head.partition("//")
+        url = scheme + slashes + tail if slashes else tail
     base, mark, query = url.partition("?")
-    return base + mark + _SECRET_QUERY.sub(r"\1…", query)
+    shown = base + mark + _QUERY_VALUE.sub("=…", query)
+    return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], shown)
 
 
 def with_labels(target: Target, labels: Mapping[str, str]) -> Target:
@@ -121,6 +133,8 @@ def _local(text: str) -> Target:
         return _web(f"http://{text}", "http")
     if "://" in text:
         raise TargetError(f"target {hide(text)}: unknown scheme; a target is one of: {_FORMS}")
+    if "@" in text:
+        raise TargetError(f"target {hide(text)}: user and password need a URL, as in http://user:password@host:port")
     if found:
         raise TargetError(f"target {text}: port {found.group(2)} is out of range")
     if "/" in text or "." in text:
@@ -141,7 +155,8 @@ def _web(url: str, kind: Kind) -> Target:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise TargetError(f"target {shown}: {error}") from None
+        said = str(error).partition(": ")[0]  # what follows may quote more of the URL than may be shown
+        raise TargetError(f"target {shown}: {said}") from None
     if not parts.hostname or any(c.isspace() or ord(c) < 32 for c in url):
         raise TargetError(f"target {shown}: not a URL with a host")
     path = parts.path

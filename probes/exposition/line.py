@@ -19,6 +19,10 @@ _CLOSE = re.compile(r"[ \t]*\}")
 _ESCAPE = re.compile(r'\\([\\n"])')
 _UNESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
 _SHOWN = 60
+LAST_MS = 253_402_300_799_999
+"""The last moment of the year 9999, in ms."""
+BOM = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark, which some editors put before a text: passed over."""
 
 
 class ExpositionError(ValueError):
@@ -183,6 +187,17 @@ def parse_value(text: str, number: int = 0) -> float:
         return float(text)
     except ValueError:
         raise ExpositionError(f"{shown(text)} is not a number", number) from None
+
+
+def parse_time(text: str, number: int = 0, *, scale: float = 1.0) -> float:
+    """A timestamp as written, in a unit of ``scale`` ms; an error for what is no moment before the year 10000."""
+    try:
+        time = parse_value(text)
+    except ExpositionError:
+        raise ExpositionError(f"{shown(text)} is not a timestamp", number) from None
+    if not abs(time * scale) <= LAST_MS:
+        raise ExpositionError(f"timestamp {shown(text)} is not a time before the year 10000", number)
+    return time
 
 
 def unescape(text: str) -> str:

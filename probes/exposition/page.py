@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.exposition.line import (
+    BOM,
     ExpositionError,
     Family,
     Metadata,
     parse_comment,
     parse_series,
+    parse_time,
     parse_value,
     plain_series,
 )
@@ -112,7 +114,7 @@ class PageParser:
         """
         if len(data) > self._limits.bytes:
             raise ExpositionError(f"the page has {len(data)} bytes, more than the limit of {self._limits.bytes}")
-        lines = data.split(b"\n")
+        lines = data.removeprefix(BOM).split(b"\n")
         heads, _, tails = zip(*[line.rpartition(b" ") for line in lines], strict=True)
         layout = self._layout
         if layout is not None and layout.openmetrics is openmetrics and heads == layout.heads:
@@ -166,7 +168,7 @@ class PageParser:
         value = parse_value(words[0].decode("utf-8", "replace"), at + 1)
         time = NO_TIME
         if len(words) == 2:
-            time = round(parse_value(words[1].decode("utf-8", "replace"), at + 1) * scale)
+            time = round(parse_time(words[1].decode("utf-8", "replace"), at + 1, scale=scale) * scale)
             got.timed = True
         if row in got.seen:
             got.duplicates += 1

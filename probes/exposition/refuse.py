@@ -12,22 +12,24 @@ _JSON_OPEN = (b"{", b"[")
 _BINARY = frozenset(range(9)) | frozenset((11, 12)) | frozenset(range(14, 32))
 
 
-def refuse_foreign(data: bytes) -> None:
+def refuse_foreign(data: bytes, what: str = "answer") -> None:
     """Raise a telling ``ExpositionError`` for a body that is HTML, JSON, compressed or otherwise not text.
 
+    ``what`` is the thing that was read, in a word.
     Asked when a page could not be read, not before: an exposition may start with ``{`` and may hold control characters.
     """
     head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
     if _HTML.match(head):
         title = _TITLE.search(data[:4096])
         named = f" titled {title.group(1).decode('utf-8', 'replace').strip()!r}" if title else ""
-        raise ExpositionError(f"the answer is an HTML page{named}, not metrics: is the path right?")
+        raise ExpositionError(f"the {what} is an HTML page{named}, not metrics: is the path right?")
     if data[:2] == b"\x1f\x8b":
-        raise ExpositionError("the answer is gzip data without a Content-Encoding header, not metrics")
+        unsaid = " without a Content-Encoding header" if what == "answer" else ""
+        raise ExpositionError(f"the {what} is gzip data{unsaid}, not metrics")
     if head[:1] in _JSON_OPEN and _is_json(head):
-        raise ExpositionError("the answer is JSON, not metrics: is the path right?")
+        raise ExpositionError(f"the {what} is JSON, not metrics: is the path right?")
     if b"\0" in data or any(byte in _BINARY for byte in head):
-        raise ExpositionError("the answer is binary data, not metrics")
+        raise ExpositionError(f"the {what} is binary data, not metrics")
 
 
 def decode(line: bytes, number: int) -> str:

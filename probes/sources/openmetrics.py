@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,11 @@ import numpy as np
 
 from probes.columns import Floats, Times
 from probes.exposition import ExpositionError, Family, Metadata, parse_comment, parse_sample
-from probes.exposition.line import parse_series
+from probes.exposition.line import BOM, LAST_MS, parse_series, parse_time
 from probes.exposition.refuse import decode, refuse_foreign
 from probes.labels import Labels
+from probes.regular import open_regular
+from probes.sources.gunzip import Gunzip
 
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
@@ -26,7 +27,8 @@ class Samples:
     """A file's samples in file order: sample i belongs to ``labels[series[i]]``; times in ms.
 
     ``closed`` says that the file ends with ``# EOF``; ``cut`` that its last line was incomplete (and left out);
-    ``dropped`` counts the oldest samples left out to stay within the cap.
+    ``dropped`` counts the oldest samples left out to stay within the cap; ``damage`` says what is wrong with compressed
+    data, of which the part before is here.
     """
 
     labels: list[Labels]
@@ -38,6 +40,7 @@ class Samples:
     cut: bool
     dropped: int
     bytes: int
+    damage: str = ""
 
 
 def read_samples(path: Path, *, cap: int = 20_000_000) -> Samples:
@@ -47,15 +50,17 @@ def read_samples(path: Path, *, cap: int = 20_000_000) -> Samples:
     file that is no exposition, ``OSError`` where it cannot be read.
     """
     reader = _Reader(cap)
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
+    damage = ""
+    with open_regular(path) as raw:
+        zipped = Gunzip(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else None
         try:
-            reader.read(gzip.GzipFile(fileobj=raw) if zipped else raw)
+            reader.read(zipped or raw)
         except ExpositionError:
-            refuse_foreign(reader.start)
-            raise
-    return reader.result(round(path.stat().st_mtime * 1000))
+            refuse_foreign(reader.start, "file")
+            if zipped is None or not (zipped.drain() and reader.held):
+                raise  # else damaged data came out as this line
+        damage = zipped.fault if zipped else ""
+    return reader.result(round(path.stat().st_mtime * 1000), damage)
 
 
 class _Reader:
@@ -65,29 +70,29 @@ class _Reader:
         self._ids: dict[Labels, int] = {}
         self._metadata = Metadata()
         self._chunks: list[tuple[Times, Floats, Floats]] = []
-        self._held = 0
+        self.held = 0
         self._oldest = -np.inf
         self._number = 0
+        self._timeless = 0
         self.start = b""
         self.dropped = self.bytes = 0
         self.closed = self.cut = False
 
-    def read(self, file: IO[bytes] | gzip.GzipFile) -> None:
+    def read(self, file: IO[bytes] | Gunzip) -> None:
         for lines in self._lines(file):
             self._take(lines)
             if self.closed:
                 return
 
-    def _lines(self, file: IO[bytes] | gzip.GzipFile) -> Iterator[list[bytes]]:
+    def _lines(self, file: IO[bytes] | Gunzip) -> Iterator[list[bytes]]:
         """Whole lines, a chunk at a time; what is left behind the last line feed is the cut line."""
         rest = b""
         while True:
-            try:
-                chunk = file.read(_CHUNK)
-            except (EOFError, gzip.BadGzipFile):
-                chunk = b""
+            chunk = file.read(_CHUNK)
             if not chunk:
                 break
+            if not self.bytes:
+                chunk = chunk.removeprefix(BOM)
             self.bytes += len(chunk)
             lines = (rest + chunk).split(b"\n")
             self.start = self.start or chunk[:4096]
@@ -106,6 +111,13 @@ class _Reader:
         ids: list[int] = []
         values: list[float] = []
         times: list[float] = []
+        try:
+            self._read_lines(lines, ids, values, times)
+        finally:  # also where a line is wrong: of damaged data the part before counts
+            self._keep(lines, np.array(ids, dtype=np.int64), np.array(times), np.array(values))
+        self._number += len(lines)
+
+    def _read_lines(self, lines: list[bytes], ids: list[int], values: list[float], times: list[float]) -> None:
         known = self._known
         for number, line in enumerate(lines, self._number + 1):
             parts = line.rsplit(b" ", 2)
@@ -129,29 +141,36 @@ class _Reader:
                 ids.append(at)
                 values.append(value)
                 times.append(time)
-        self._number += len(lines)
-        self._keep(np.array(ids, dtype=np.int64), np.array(times), np.array(values))
 
     def _whole(self, line: bytes, parts: list[bytes], number: int) -> tuple[int, float, float]:
         sample = parse_sample(decode(line, number), number)
         at = self._ids.setdefault(sample.labels, len(self._ids))
         if sample.time is None:
+            self._timeless += 1
             return at, sample.value, np.nan
-        try:
-            time = float(sample.time)
-        except ValueError:
-            raise ExpositionError(f"{sample.time!r} is not a timestamp", number) from None
+        time = parse_time(sample.time, number)
         text = line.decode()
         if len(parts) == 3 and text[: parse_series(text)[1]].encode() == parts[0]:
             self._known[parts[0]] = at
         return at, sample.value, time
 
-    def _keep(self, ids: Times, times: Floats, values: Floats) -> None:
+    def _check_times(self, lines: list[bytes], times: Floats) -> None:
+        """The cheap way through a line looks at no timestamp: where one is out of range, find its line."""
+        wrong = ~(np.abs(times) <= LAST_MS)
+        if int(np.count_nonzero(wrong)) == self._timeless:
+            return
+        for number, line in enumerate(lines, self._number + 1):
+            if line[:1] != b"#" and line and not line.isspace():
+                parse_time(parse_sample(decode(line, number), number).time or "0", number)
+
+    def _keep(self, lines: list[bytes], ids: Times, times: Floats, values: Floats) -> None:
+        self._check_times(lines, times)
+        self._timeless = 0
         new = ~(times < self._oldest)
         self.dropped += int(len(new) - np.count_nonzero(new))
         self._chunks.append((ids[new], times[new], values[new]))
-        self._held += int(np.count_nonzero(new))
-        if self._held > self._cap:
+        self.held += int(np.count_nonzero(new))
+        if self.held > self._cap:
             self._halve()
 
     def _halve(self) -> None:
@@ -163,7 +182,7 @@ class _Reader:
             new = times >= self._oldest
         self.dropped += int(len(new) - np.count_nonzero(new))
         self._chunks = [(ids[new], times[new], values[new])]
-        self._held = int(np.count_nonzero(new))
+        self.held = int(np.count_nonzero(new))
 
     def _joined(self) -> tuple[Times, Floats, Floats]:
         if not self._chunks:
@@ -171,7 +190,7 @@ class _Reader:
         columns = tuple(zip(*self._chunks, strict=True))
         return np.concatenate(columns[0]), np.concatenate(columns[1]), np.concatenate(columns[2])
 
-    def result(self, mtime_ms: int) -> Samples:
+    def result(self, mtime_ms: int, damage: str) -> Samples:
         ids, times, values = self._joined()
         timeless = np.isnan(times)
         if timeless.all():
@@ -179,7 +198,11 @@ class _Reader:
         elif timeless.any():
             raise ExpositionError("some samples have a timestamp and some have none")
         else:
-            scale = 1.0 if float(np.median(times)) > _FIRST_MS else 1000.0
+            if (times > _FIRST_MS).any() and not (times > _FIRST_MS).all():
+                raise ExpositionError("timestamps in seconds and timestamps in milliseconds are mixed")
+            scale = 1.0 if times[0] > _FIRST_MS else 1000.0
             stamps = np.rint(times * scale).astype(np.int64)
         families = self._metadata.families
-        return Samples(list(self._ids), ids, stamps, values, families, self.closed, self.cut, self.dropped, self.bytes)
+        return Samples(
+            list(self._ids), ids, stamps, values, families, self.closed, self.cut, self.dropped, self.bytes, damage
+        )

@@ -58,7 +58,7 @@ def load(path: Path, *, cap: int = LOAD_CAP, info: InfoLabels | None = None) -> 
 
 
 def _remark(samples: Samples, dropped: int) -> str:
-    said = []
+    said = [samples.damage] if samples.damage else []
     if not samples.closed:
         tail = ", its last line was cut off and left out" if samples.cut else ""
         said.append(f"unclosed recording: no # EOF{tail}")

@@ -240,8 +240,11 @@ WRONG = {
     "latin-1": (b'm{a="\xe9"} 1\n', "UTF-8", 1),
     "prose": (b"a 1\nWelcome to this server\n", "'Welcome'", 2),
     "no value": (b"a 1\nb\n", "value after 'b'", 2),
+    "no time": (b"a 1 NaN\n", "timestamp 'NaN' is not a time", 1),
+    "endless time": (b"b 1\na 1 1e24\n", "timestamp '1e24' is not a time", 2),
+    "late time": (b"a 1 9223372036854775807\n", "is not a time before the year 10000", 1),
     "bad value": (b"a one\n", "'one' is not a number", 1),
-    "bad time": (b"a 1 soon\n", "'soon' is not a number", 1),
+    "bad time": (b"a 1 soon\n", "'soon' is not a timestamp", 1),
     "too much": (b"a 1 2 3\n", "value after 'a'", 1),
     "open brace": (b'm{a="b" 1\n', "broken label", 1),
     "unquoted": (b"m{a=b} 1\n", "broken label", 1),
@@ -311,3 +314,10 @@ def test_the_end_mark_is_only_a_comment_in_classic_text() -> None:
     assert len(Reader().page("a 1\n# EOF\nb 2\n").rows) == 2
     with pytest.raises(ExpositionError, match="text after # EOF"):
         Reader().page("a 1\n# EOF\nb 2\n", openmetrics=True)
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    reader = Reader()
+    for _ in range(2):
+        assert reader.page(b"\xef\xbb\xbfa 1\n").values.tolist() == [1.0]
+    assert str(reader.page(b"\xef\xbb\xbf# TYPE a gauge\na 1\n").families["a"].type) == "gauge"

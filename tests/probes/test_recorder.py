@@ -242,3 +242,78 @@ def test_texts() -> None:
     assert (stamp_text(5000), stamp_text(5007)) == (b" 5\n", b" 5.007\n")
     assert series_text(Labels.of({"a.b": "c"}, name="m.x")) == '{"m.x","a.b"="c"}'
     assert np.float64(value_text(0.1 + 0.2)) == 0.1 + 0.2
+
+
+def test_a_file_is_not_mended_while_it_is_recorded(tmp_path: Path) -> None:
+    store = attach([_recording(tmp_path)]).store
+    path = tmp_path / "out.om"
+    with Recorder(path, store) as recorder:
+        recorder.record()
+        before = path.read_bytes()
+        with pytest.raises(RecordingError, match="is still being recorded"):
+            repair(path)
+        for overwrite in (False, True):
+            with pytest.raises(RecordingError, match="is still being recorded"):
+                Recorder(path, store, overwrite=overwrite)
+        assert path.read_bytes() == before
+    assert repair(path) == 1
+
+
+CLOSED = """\
+# HELP b What it is.
+# TYPE b gauge
+b{n="2"} 1 5
+b{n="2"} 1 6
+b{n="1"} 1 5
+# TYPE a counter
+a_total 1.50 5
+# EOF
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (("", ""), True),
+        (("# EOF\n", ""), False),
+        (('b{n="1"} 1 5\n', 'b{n="1"} 1 5\nb{n="2"} 1 7\n'), False),
+        (("# EOF", 'b{n="3"} 1 5\n# EOF'), False),
+        (("# HELP b What it is.\n# TYPE b gauge\n", ""), False),
+        (("# HELP b What", "# b What"), False),
+    ],
+)
+def test_what_is_closed_and_in_order_stays_as_it_is(tmp_path: Path, change: tuple[str, str], kept: bool) -> None:
+    path = tmp_path / "x.om"
+    text = CLOSED.replace(*change) if change[0] else CLOSED
+    path.write_text(text)
+    repair(path)
+    assert (path.read_text() == text) is kept
+    assert path.read_text().endswith("# EOF\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.om"]
+
+
+def test_only_plain_files_are_recorded_and_mended(tmp_path: Path) -> None:
+    store = attach([_recording(tmp_path)]).store
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RecordingError, match="is a pipe, not a file"):
+        repair(pipe)
+    with pytest.raises(RecordingError, match="cannot be written"):
+        Recorder(pipe, store, overwrite=True)
+    with pytest.raises(RecordingError, match="is a device, not a file"):
+        Recorder(Path("/dev/null"), store, overwrite=True)
+    with pytest.raises(RecordingError, match=r"written uncompressed: name it x\.om"):
+        Recorder(tmp_path / "x.om.gz", store)
+
+
+def test_compressed_and_timeless_files_are_not_mended(tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "x.om.gz"
+    path.write_bytes(body := gzip.compress(b"a 1 1\n"))
+    with pytest.raises(RecordingError, match="the file is compressed; unpack it first"):
+        repair(path)
+    assert path.read_bytes() == body
+    path.write_text("a 1 1\na 1 +Inf\n")
+    with pytest.raises(RecordingError, match=r"line 2: timestamp '\+Inf' is not a time"):
+        repair(path)

@@ -49,15 +49,17 @@ def run(args: argparse.Namespace) -> int:
         return _repair(args)
     if args.output is None:
         raise CommandError("where to? kvtop record TARGET… -o FILE")
-    if args.output.exists() and not args.force:
-        raise CommandError(f"{args.output}: is there already; name another file or add --force")
     with plain_errors():
-        from probes.recorder import Recorder
+        from probes.recorder import Recorder, refuse_taken
 
+        if not args.force:
+            refuse_taken(args.output)
         attachment = attached(args, max_bytes=_HELD_BYTES)
         recorder = Recorder(args.output, attachment.store, overwrite=args.force)
         with recorder:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            for ending in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(ending) is not signal.SIG_IGN:  # as nohup sets it
+                    signal.signal(ending, signal.default_int_handler)
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(_record(attachment, recorder, args.for_ms))
         return _told(recorder, attachment.statuses)
@@ -69,7 +71,7 @@ def _repair(args: argparse.Namespace) -> int:
     if args.targets or args.output is not None:
         raise CommandError("--repair mends its FILE in place: give no target and no -o")
     with plain_errors():
-        if args.repair.stat().st_size == 0:
+        if args.repair.is_file() and not args.repair.stat().st_size:
             raise CommandError(f"{args.repair}: is empty, there is nothing to mend")
         count = repair(args.repair)
     show(f"{name_text(str(args.repair))}: {count:,} samples, closed")

@@ -195,3 +195,71 @@ def test_every_case_bundle_loads() -> None:
         assert source.step_ms == 5_000
         assert store.samples >= source.status.samples
         assert Labels.of(name="nothing") not in set(store.series())
+
+
+@pytest.mark.parametrize("stamp", ["+Inf", "1e300", "9e15", "-Inf", "NaN", "1.7e18"])
+def test_a_time_that_is_none_is_refused_with_its_line(tmp_path: Path, stamp: str) -> None:
+    path = tmp_path / "x.om"
+    path.write_text(f"a 1 5\n\na 2 {stamp}\na 3 6\n# EOF\n")
+    status = RecordingSource("x.om", path, SeriesStore()).status
+    assert (status.state, status.error) == (
+        "not-exposition",
+        f"line 3: timestamp '{stamp}' is not a time before the year 10000",
+    )
+
+
+def test_seconds_and_milliseconds_in_one_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.om"
+    path.write_text("a 1 1700000000\na 2 1700000001000\n# EOF\n")
+    status = RecordingSource("x.om", path, SeriesStore()).status
+    assert status.error == "timestamps in seconds and timestamps in milliseconds are mixed"
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.om"
+    path.write_bytes(b"\xef\xbb\xbfa 1 5\n# EOF\n")
+    assert load(path).samples == 1
+
+
+def many(lines: int) -> bytes:
+    return "".join(f'a{{n="{n % 7}"}} {n * 7919 % 104729} {n}\n' for n in range(lines)).encode() + b"# EOF\n"
+
+
+def test_of_compressed_data_that_ends_early_the_rest_is_kept(tmp_path: Path) -> None:
+    whole = gzip.compress(many(20_000))
+    path = tmp_path / "x.om.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    status = RecordingSource("x.om.gz", path, SeriesStore()).status
+    assert (status.state, status.samples > 5_000) == ("fresh", True)
+    assert (status.error or "").startswith("its compressed data ends early; unclosed recording: no # EOF")
+
+
+def test_of_damaged_compressed_data_the_part_before_is_kept(tmp_path: Path) -> None:
+    whole = bytearray(gzip.compress(many(100_000)))
+    whole[len(whole) // 2] ^= 0xFF
+    path = tmp_path / "x.om.gz"
+    path.write_bytes(whole)
+    status = RecordingSource("x.om.gz", path, SeriesStore()).status
+    assert (status.state, status.samples > 20_000) == ("fresh", True)
+    assert (status.error or "").startswith("its compressed data is damaged")
+
+
+def test_a_wrong_line_in_whole_compressed_data_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.om.gz"
+    path.write_bytes(gzip.compress(b"a 1 1\n" * 100_000 + b"a one 2\n# EOF\n"))
+    status = RecordingSource("x.om.gz", path, SeriesStore()).status
+    assert status.error == "line 100001: 'one' is not a number"
+
+
+def test_members_one_after_the_other_are_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.om.gz"
+    path.write_bytes(gzip.compress(b"a 1 1\n") + gzip.compress(b"a 2 2\n# EOF\n") + b"\0" * 512)
+    found = load(path)
+    assert (found.samples, found.remark) == (2, "")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    status = RecordingSource("pipe", path, SeriesStore()).status
+    assert (status.state, status.error) == ("gone", "cannot be read: is a pipe, not a file")
