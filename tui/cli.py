@@ -6,7 +6,6 @@ what only the screen needs.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import io
@@ -74,20 +73,14 @@ def _flushed(code: int) -> int:
     """The reader of a pipe (`| head`) may have gone: not our failure, and no reason for another exit code."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        _discard()
     except (OSError, ValueError) as error:
-        from tui.commands.output import unwritable
+        from tui.commands.output import discard, unwritable
 
-        _discard()
+        discard()
+        if isinstance(error, BrokenPipeError):
+            return code
         return code if code == EXIT_OUTPUT else _told(unwritable(error))
     return code
-
-
-def _discard() -> None:
-    """Python would complain again when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from playbooks.playbook import Playbook
+from playbooks.printable import page
 from playbooks.report import as_json, as_markdown, as_text, headline, member_text, quantity
 from playbooks.verdict import (
     Command,
@@ -241,3 +243,52 @@ def test_members_as_people_say_them() -> None:
     assert member_text({"instance": "pod-1:8000"}) == "pod-1:8000"
     assert member_text({"instance": "node-a:9400", "gpu": "1"}) == "gpu 1, node-a:9400"
     assert member_text({}) == "the fleet"
+
+
+MIDNIGHT = 1_790_035_200_000  # 2026-09-22T00:00:00Z
+
+
+def test_a_window_within_a_day_has_one_date() -> None:
+    onset = {"findings": (_finding(onset_ms=START + 100_000),)}
+    assert "window 2026-09-21 14:13:20 to 14:18:20 UTC" in as_text(_full(**onset))
+    assert "Window 2026-09-21 14:13:20 to 14:18:20 UTC." in as_markdown(_full(**onset))
+    assert headline(_full(**onset)).endswith("since 14:15:00")
+
+
+@pytest.mark.parametrize("form", [as_text, as_markdown])
+def test_a_window_over_midnight_has_both_dates_and_so_has_each_time(form: Callable[[Diagnosis], str]) -> None:
+    told = form(
+        _full(
+            start_ms=MIDNIGHT - 600_000,
+            end_ms=MIDNIGHT + 600_000,
+            findings=(_finding(onset_ms=MIDNIGHT - 60_000, ended_ms=MIDNIGHT + 60_000),),
+            events=(Event(MIDNIGHT + 1000, "restart", {}, "it restarted"),),
+        )
+    )
+    assert "indow 2026-09-21 23:50:00 to 2026-09-22 00:10:00 UTC" in told
+    assert "from 2026-09-21 23:59:00 to 2026-09-22 00:01:00" in " ".join(told.split())
+    assert "2026-09-22 00:00:01" in told
+
+
+def test_a_time_that_no_calendar_has_is_still_text() -> None:
+    assert "window" in as_text(_full(start_ms=START, end_ms=10**18))
+
+
+@pytest.mark.parametrize("form", [as_text, as_markdown, headline])
+def test_foreign_words_cannot_steer_the_terminal_or_break_a_line(form: Callable[[Diagnosis], str]) -> None:
+    evil = "\x1b[31m\x9b\u2028\n# " + "x" * 5000
+    calm = _full(findings=(_finding(member={"instance": "a"}),), sources=(SourceLine("a", "refused", None, "b"),))
+    told = form(
+        _full(findings=(_finding(member={"instance": evil}),), sources=(SourceLine(evil, "refused", None, evil),))
+    )
+    assert told == page(told)
+    assert "\\x1b" in told
+    assert "x" * 600 not in told
+    assert [line for line in told.splitlines() if line.startswith("# ")] == []
+    if form is as_markdown:
+        assert len(told.splitlines()) == len(form(calm).splitlines())
+
+
+def test_huge_quantities_have_three_digits() -> None:
+    for unit in ("ratio", "seconds", "tokens", "tokens_per_second"):
+        assert quantity(Quantity(1e308, unit)).startswith("1e+308")

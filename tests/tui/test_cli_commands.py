@@ -123,6 +123,62 @@ def test_the_caret_stands_under_the_fault_in_the_words_that_were_typed(capsys: C
     assert shown[caret.index("^")] == "("
 
 
+@pytest.mark.parametrize(("expr", "value"), [("-Inf", "-Inf"), ("-1 + 3", "2"), ("-(4)", "-4")])
+def test_an_expression_may_start_with_a_minus(expr: str, value: str, capsys: Captured) -> None:
+    code, data = run_json(capsys, "query", expr, str(DEMO))
+    assert (code, data["result"][1]) == (0, value)
+
+
+def test_a_negated_series_is_no_option(capsys: Captured) -> None:
+    plus = run_json(capsys, "query", "sum(kv:requests_running)", str(DEMO), "--at", "-0.5s")[1]["result"][0]["value"][1]
+    for expr in ("-sum(kv:requests_running)", "- sum(kv:requests_running)", "-kv:requests_running"):
+        code, data = run_json(capsys, "query", expr, str(DEMO), "--at", "-0.5s")
+        assert code == 0
+        assert sum(float(row["value"][1]) for row in data["result"]) == -float(plus)
+
+
+def test_one_scrape_has_no_rate_and_says_so(capsys: Captured) -> None:
+    words = ("query", "rate(kv:generation_tokens_total[1m])")
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        _, out, _ = run(capsys, *words, endpoint.target)
+        _, document, err = run(capsys, *words, endpoint.target, "--json")
+        _, plain, _ = run(capsys, "query", "no_such_series", endpoint.target)
+    assert "--for 30s" in out
+    assert json.loads(document)["result"] == []
+    assert "--for 30s" in err
+    assert "--for" not in plain
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("once", "--at"), ("diagnose", "--at"), ("query", "--time"), ("query", "--at")]
+)
+@pytest.mark.parametrize(
+    ("when", "says"),
+    [
+        ("2020-01-01T00:00:00Z", "lies outside: the data spans 2026-03-17T14:00:00Z to 2026-03-17T14:10:00Z"),
+        ("-1h", "lies outside"),
+        ("2030-01-01T00:00:00Z", "lies outside"),
+        ("-99999999999999999y", "at most 200 years"),
+        ("99999999999999999999", "no time"),
+    ],
+)
+def test_a_time_outside_of_the_data(command: str, option: str, when: str, says: str, capsys: Captured) -> None:
+    words = ["query", "up"] if command == "query" else [command]
+    code, out, err = run(capsys, *words, str(DEMO), option, when)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_range_outside_of_the_data(capsys: Captured) -> None:
+    code, out, err = run(capsys, "query", "up", str(DEMO), "--start", "-3h", "--end", "-2h")
+    assert (code, out) == (2, "")
+    assert "lies outside: the data spans" in err
+
+
 # --- diagnose
 
 
@@ -242,6 +298,40 @@ def test_record_does_not_overwrite_and_leaves_nothing_behind(tmp_path: Path, cap
     assert code == 4
     assert "HTML page" in err
     assert not (tmp_path / "new.om").exists()
+
+
+# --- nothing at all
+
+EVERY = [["once"], ["diagnose", "--for", "1s"], ["query", "up"], ["doctor"], ["record", "--for", "1s"]]
+
+
+def _nothing(words: list[str], target: Path | str, tmp_path: Path, capsys: Captured) -> int:
+    more = ["-o", str(tmp_path / "made.om")] if words[0] == "record" else []
+    return run(capsys, *words, *more, str(target), "--interval", "200ms")[0]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=lambda words: words[0])
+def test_a_list_without_targets_is_nothing(words: list[str], tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "none.json").write_text("[]")
+    assert _nothing(words, f"file_sd:{tmp_path}/none.json", tmp_path, capsys) == 4
+
+
+@pytest.mark.parametrize("words", EVERY[:4], ids=lambda words: words[0])
+@pytest.mark.parametrize("text", ["", "# EOF\n", "vllm:num_requests_running{engine="], ids=["empty", "eof", "cut"])
+def test_a_recording_without_samples_is_nothing(words: list[str], text: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "none.om").write_text(text)
+    assert _nothing(words, tmp_path / "none.om", tmp_path, capsys) == 4
+
+
+@pytest.mark.parametrize("words", EVERY, ids=lambda words: words[0])
+def test_a_broken_objective_is_refused_by_every_command(words: list[str], tmp_path: Path, capsys: Captured) -> None:
+    config = tmp_path / "kvtop.yml"
+    config.write_text(f"targets: [{{path: {DEMO}}}]\nslo: ['rate(up[1m] < 2']\n")
+    more = ["-o", str(tmp_path / "made.om")] if words[0] == "record" else []
+    code, out, err = run(capsys, *words, *more, "--config", str(config))
+    assert (code, out) == (2, "")
+    assert "objective 'rate(up[1m] < 2'" in err
+    assert err.count("\n") == 1
 
 
 # --- bad targets and secrets

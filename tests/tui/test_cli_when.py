@@ -1,6 +1,6 @@
 import pytest
 
-from tui.commands.when import Moment, bind_negative, duration_ms, duration_text, moment, rfc3339
+from tui.commands.when import Moment, bind_negative, duration_ms, duration_text, expression_first, moment, rfc3339
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,23 @@ def test_a_negative_duration_binds_to_its_option() -> None:
     assert bind_negative(["x", "--at", "-5m", "--json"]) == ["x", "--at=-5m", "--json"]
     assert bind_negative(["--against=-1d", "-5m"]) == ["--against=-1d", "-5m"]
     assert bind_negative(["-o", "f", "--for", "5m"]) == ["-o", "f", "--for", "5m"]
+
+
+def test_a_fraction_binds_too_and_an_expression_stays_a_word() -> None:
+    assert bind_negative(["x", "--at", "-0.5s"]) == ["x", "--at=-0.5s"]
+    words = ["-Inf", "-kv:x", "--json", "--step=1s", "-h", "--", "x"]
+    assert expression_first(words) == [" -Inf", " -kv:x", *words[2:]]
+
+
+@pytest.mark.parametrize("text", ["99999999999999999y", "201y", "9" * 400])
+def test_a_duration_that_nobody_can_mean_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration that can be meant") as error:
+        duration_ms(text)
+    assert len(str(error.value)) < 120
+
+
+def test_a_time_that_no_calendar_has() -> None:
+    with pytest.raises(ValueError, match="year 9999"):
+        moment("9" * 400)
+    assert rfc3339(10**18) == "1000000000000000 s"
+    assert rfc3339(-(10**18)).endswith(" s")

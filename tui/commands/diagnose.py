@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -63,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
         session = collect(attachment, args.for_ms or LIVE_MS)
         grid = window(session, args.at, args.for_ms, args.against)
         diagnosis = diagnosis_of(session, grid, playbooks, wanted)
-    with contextlib.suppress(BrokenPipeError):  # `| head` must not turn a finding into exit 0
-        _print(diagnosis, args)
+    _print(diagnosis, args)
     code = diagnosis.exit_code(strict=args.strict)
     # An empty page is an answer, but it is not data: as `once` says.
     return EXIT_NOTHING if session.empty and code == EXIT_UNKNOWN else code

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,12 +24,21 @@ def unwritable(error: Exception) -> CommandError:
     return CommandError(f"standard output cannot be written: {words.lower()}", EXIT_OUTPUT)
 
 
+def discard() -> None:
+    """Nothing more is written: Python would otherwise try again, and complain, when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def show(text: str, end: str = "\n") -> None:
-    """Print text and see it off; ``CommandError`` (74) when it cannot be written."""
+    """Print text and see it off; ``CommandError`` (74) when it cannot be written.
+
+    A reader that has gone (``| head``) is no error, and what the exit code says must not depend on it.
+    """
     try:
         print(page(text), end=end, flush=True)
     except BrokenPipeError:
-        raise
+        discard()
     except OSError as error:
         raise unwritable(error) from None
 

@@ -147,11 +147,15 @@ def attached(
 def objectives(texts: Iterable[str]) -> tuple[Objective, ...]:
     """The user's objectives; a broken one is refused before any target is asked."""
     from playbooks.objective import objective
+    from probes.promql.errors import PromQLError
     from probes.promql.parse import parse
 
     found = tuple(objective(text) for text in texts)
     for one in found:
-        parse(one.check.test.expr.replace("$window", "1m").replace("$span", "1m"))
+        try:
+            parse(one.check.test.expr.replace("$window", "1m").replace("$span", "1m"))
+        except PromQLError as error:
+            raise CommandError(f"objective {one.text!r}: {error}") from None
     return found
 
 

@@ -21,9 +21,9 @@ def duration_ms(text: str) -> int:
     """Milliseconds of ``30s``, ``1h30m``, ``1.5s``, or of a plain number of seconds. ``ValueError`` if it is neither,
     or zero."""
     if _NUMBER.fullmatch(text):
-        total = round(float(text) * 1000)
+        total = _ms(float(text) * 1000)
     elif fraction := _FRACTION.fullmatch(text):
-        total = round(float(fraction[1]) * _UNIT_MS[fraction[2]])
+        total = _ms(float(fraction[1]) * _UNIT_MS[fraction[2]])
     else:
         match = _DURATION.fullmatch(text)
         if match is None or not text:
@@ -34,6 +34,10 @@ def duration_ms(text: str) -> int:
     if total > _LONGEST_MS:
         raise ValueError(f"{_shown(text)} is no duration that can be meant: at most {_LONGEST_Y} years")
     return total
+
+
+def _ms(value: float) -> int:
+    return round(min(value, _LONGEST_MS + 1.0))  # what overflows is too long in any case
 
 
 def _shown(text: str) -> str:
@@ -115,7 +119,7 @@ def expression_first(words: list[str]) -> list[str]:
     return [" " + word if word.startswith("-") and not _AN_OPTION.fullmatch(word) else word for word in words]
 
 
-_AGO = re.compile(r"-(?=\d)(\d+(ms|[smhdwy]))+")
+_AGO = re.compile(r"-(\d+(\.\d+)?(ms|[smhdwy]))+")
 
 
 def bind_negative(words: list[str]) -> list[str]:
