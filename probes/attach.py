@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probes.promql.engine import Mode
@@ -100,7 +100,7 @@ def attach(
     wanted = [*(parse_target(text) for text in targets), *settings.targets]
     if not wanted:
         raise TargetError("no target: name one, as in host:8000, http://host:port/metrics or a recording's path")
-    wanted = list({target.shown: target for target in wanted}.values())
+    wanted = _told_apart(wanted)
     live = any(target.kind != "recording" for target in wanted)
     interval = interval_ms or settings.interval_ms or 1000
     store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
@@ -119,6 +119,17 @@ def attach(
     sources = [made[target.shown] for target in wanted]
     view = View(store, ruleset, mode)
     return Attachment(store, view, Sampler(store, sources, interval), live, settings)
+
+
+def _told_apart(targets: Sequence[Target]) -> list[Target]:
+    """Each target once; a number where two differ only in what is not shown, such as the values of a query."""
+    found: dict[tuple[str, str], Target] = {(target.shown, target.url): target for target in targets}
+    counts: dict[str, int] = {}
+    named = []
+    for target in found.values():
+        count = counts[target.shown] = counts.get(target.shown, 0) + 1
+        named.append(target if count == 1 else replace(target, shown=f"{target.shown} #{count}"))
+    return named
 
 
 def _settings(path: Path | None) -> Config:

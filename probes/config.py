@@ -43,6 +43,8 @@ def load_config(path: Path) -> Config:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise TargetError(f"config {path}{where}: not YAML: {getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise TargetError(f"config {path}: nested too deeply") from None
     return _Reader(path).config(root)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from probes.printable import has_control, one_line
 from probes.regular import kind
 
 DEFAULT_JOB = "kvscope"
@@ -24,7 +25,6 @@ _LATER = {
 }
 _HOST_PORT = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?$")
 _QUERY_VALUE = re.compile(r"=[^&;#]*")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FORMS = (
     "http://host:port/metrics, host:port, prometheus+http://host:9090, a recording's path, file_sd:FILE, http_sd:URL"
 )
@@ -34,7 +34,7 @@ class TargetError(ValueError):
     """A target or a configuration that cannot be used: one line that says what, where and what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message := one_line(message))
         self.message = message
 
 
@@ -73,7 +73,7 @@ def parse_target(text: str) -> Target:
     """Read one TARGET as the command line takes it; raises ``TargetError``."""
     if not text.strip():
         raise TargetError(f"an empty target; a target is one of: {_FORMS}")
-    if _CONTROL.search(text):
+    if has_control(text):
         raise TargetError(f"target {hide(text)}: has a line break or another control character in it")
     scheme, colon, rest = text.partition(":")
     if text in _LATER or (scheme == "log" and colon):
@@ -107,10 +107,13 @@ def hide(url: str) -> str:
     head, at, tail = url.rpartition("@")
     if at:
         scheme, slashes, _ = head.partition("//")
-        url = scheme + slashes + tail if slashes else tail
+        url = scheme + slashes + tail if slashes else f"…@{tail}"
+    return _without_values(url)
+
+
+def _without_values(url: str) -> str:
     base, mark, query = url.partition("?")
-    shown = base + mark + _QUERY_VALUE.sub("=…", query)
-    return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], shown)
+    return one_line(base + mark + _QUERY_VALUE.sub("=…", query))
 
 
 def with_labels(target: Target, labels: Mapping[str, str]) -> Target:
@@ -133,19 +136,19 @@ def _local(text: str) -> Target:
         return _web(f"http://{text}", "http")
     if "://" in text:
         raise TargetError(f"target {hide(text)}: unknown scheme; a target is one of: {_FORMS}")
-    if "@" in text:
+    if "@" in text and _HOST_PORT.match(text.rpartition("@")[2]):
         raise TargetError(f"target {hide(text)}: user and password need a URL, as in http://user:password@host:port")
     if found:
-        raise TargetError(f"target {text}: port {found.group(2)} is out of range")
+        raise TargetError(f"target {hide(text)}: port {found.group(2)} is out of range")
     if "/" in text or "." in text:
-        raise TargetError(f"target {text}: no such file (and no host:port)")
-    raise TargetError(f"target {text}: no such file; a server needs its port, as in {text}:8000")
+        raise TargetError(f"target {hide(text)}: no such file (and no host:port)")
+    raise TargetError(f"target {hide(text)}: no such file; a server needs its port, as in {hide(text)}:8000")
 
 
 def _file_sd(rest: str) -> Target:
     path = Path(rest).expanduser()
     if not rest or not path.is_file():
-        raise TargetError(f"target file_sd:{rest}: no such file")
+        raise TargetError(f"target file_sd:{hide(rest)}: no such file")
     return Target("file_sd", f"file_sd:{rest}", path=path)
 
 
@@ -171,4 +174,4 @@ def _web(url: str, kind: Kind) -> Target:
     prefix = {"prometheus": "prometheus+", "http_sd": "http_sd:"}.get(kind, "")
     job = DEFAULT_JOB if kind == "http" else ""
     instance = f"{host}:{port or (443 if parts.scheme == 'https' else 80)}"
-    return Target(kind, prefix + hide(clean), url=clean, job=job, instance=instance, access=access)
+    return Target(kind, prefix + _without_values(clean), url=clean, job=job, instance=instance, access=access)

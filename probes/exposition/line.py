@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from probes.labels import NAME, Labels
+from probes.printable import one_line
 
 METRIC_TYPES = frozenset(
     ["counter", "gauge", "histogram", "summary", "untyped", "unknown", "info", "stateset", "gaugehistogram"]
@@ -28,11 +29,12 @@ BOM = b"\xef\xbb\xbf"
 class ExpositionError(ValueError):
     """A page that is no exposition, or a line in it that is wrong.
 
-    ``kind`` is the state that a source reports for it (``not-exposition`` or ``truncated``), ``line`` counts from 1 and
-    is 0 where the page as a whole is meant.
+    ``kind`` is the state that a source reports for it (``not-exposition``, ``truncated`` or ``timeout``), ``line`` counts
+    from 1 and is 0 where the page as a whole is meant.
     """
 
     def __init__(self, message: str, line: int = 0, kind: str = "not-exposition") -> None:
+        message = one_line(message)
         super().__init__(f"line {line}: {message}" if line else message)
         self.message = message
         self.line = line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -27,6 +29,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _NO_LABELS = Labels.of()
+_CLOCK_LINES = 1024
 NO_TIME = np.iinfo(np.int64).min
 
 
@@ -38,7 +41,7 @@ class Limits:
     """
 
     bytes: int = 64 << 20
-    series: int = 500_000
+    series: int = 50_000
     labels: int = 64 << 10
 
 
@@ -107,10 +110,12 @@ class PageParser:
         self._known: dict[bytes, int] = {}
         self._layout: _Layout | None = None
 
-    def parse(self, data: bytes, *, openmetrics: bool = False) -> Page:
+    def parse(self, data: bytes, *, openmetrics: bool = False, until: float = math.inf) -> Page:
         """Read one page; ``openmetrics`` (seconds, ``# EOF`` required) as the Content-Type says.
 
-        Raises ``ExpositionError`` for anything that is not a whole exposition; no sample of such a page counts.
+        ``until`` is a moment of ``time.monotonic``: what takes longer is given up (what was learnt of the page stays,
+        so that the next attempt comes further). Raises ``ExpositionError`` for anything that is not a whole
+        exposition; no sample of such a page counts.
         """
         if len(data) > self._limits.bytes:
             raise ExpositionError(f"the page has {len(data)} bytes, more than the limit of {self._limits.bytes}")
@@ -124,18 +129,20 @@ class PageParser:
         try:
             if lines[-1] and not (openmetrics and lines[-1].rstrip() == b"# EOF"):
                 raise _cut(lines)
-            return self._by_line(lines, heads, tails, openmetrics)
+            return self._by_line(lines, heads, tails, openmetrics, until)
         except ExpositionError:
             refuse_foreign(data)
             raise
 
     def _by_line(
-        self, lines: list[bytes], heads: tuple[bytes, ...], tails: tuple[bytes, ...], openmetrics: bool
+        self, lines: list[bytes], heads: tuple[bytes, ...], tails: tuple[bytes, ...], openmetrics: bool, until: float
     ) -> Page:
         got = _Lines()
         metadata = Metadata()
         scale = 1000.0 if openmetrics else 1.0
         for at, line in enumerate(lines):
+            if at % _CLOCK_LINES == 0 and time.monotonic() > until:
+                raise ExpositionError(f"no time left to read the page: line {at + 1} of {len(lines)}", 0, "timeout")
             if line[:1] == b"#":
                 got.notes.append(at)
                 if parse_comment(decode(line, at + 1), metadata, at + 1) and openmetrics:
@@ -166,17 +173,20 @@ class PageParser:
             found = decode(rest, at + 1)[:40]
             raise ExpositionError(f"expected a value after {decode(prefix, at + 1)[:60]!r}, found {found!r}", at + 1)
         value = parse_value(words[0].decode("utf-8", "replace"), at + 1)
-        time = NO_TIME
+        moment = NO_TIME
         if len(words) == 2:
-            time = round(parse_time(words[1].decode("utf-8", "replace"), at + 1, scale=scale) * scale)
+            moment = round(parse_time(words[1].decode("utf-8", "replace"), at + 1, scale=scale) * scale)
             got.timed = True
         if row in got.seen:
             got.duplicates += 1
             return
+        if len(got.seen) >= self._limits.series:
+            most = f"{self._limits.series:,}"
+            raise ExpositionError(f"the page has more than {most} series; an engine's has a few thousand", at + 1)
         got.seen.add(row)
         got.rows.append(row)
         got.values.append(value)
-        got.times.append(time)
+        got.times.append(moment)
         got.at.append(at)
         got.prefixes.append(prefix)
         got.plain = got.plain and line.removesuffix(b"\r") == prefix + b" " + words[0]
@@ -192,8 +202,8 @@ class PageParser:
                 return prefix, rest, row
         if len(prefix) > self._limits.labels:
             raise ExpositionError(f"a name with labels of {len(prefix)} bytes", at + 1)
-        if len(self._known) >= self._limits.series:
-            raise ExpositionError(f"more than {self._limits.series} series", at + 1)
+        if len(self._known) > 3 * self._limits.series:  # pages that are all new, and all refused
+            self._known.clear()
         row = self._known[prefix] = self._resolve_plain(plain) if plain is not None else self._resolve(labels)
         return prefix, rest, row
 

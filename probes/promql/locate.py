@@ -14,6 +14,8 @@ from probes.promql.tokens import Token
 
 _QUOTED = re.compile(r"'([^']*)'")
 _ARGUMENT = re.compile(r"expected type (\w+) in (?:call to function '\w+'|aggregation expression), got (\w+)")
+_GOOD_ESCAPE = r"[abfnrtv\\'\"]|x[0-9a-fA-F]{2}|[0-3][0-7]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
+_BAD_ESCAPE = re.compile(rf"(?<!\\)(?:\\\\)*\\(?!{_GOOD_ESCAPE})")
 _SAMPLES = {"matrix": "a[1m]", "vector": "a", "scalar": "1", "string": '"x"'}
 _COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 
@@ -36,7 +38,10 @@ def locate(text: str, tokens: Sequence[Token], message: str) -> PromQLError:
         if found is None:
             return PromQLError(f"the expression ends where {error.expected} is expected", len(text) + 1, text)
         return PromQLError(f"unexpected {found.text!r}, expected {error.expected}", found.column, text)
-    return PromQLError(message, _column(text, tokens, message), text)
+    column = _column(text, tokens, message)
+    if message == "invalid syntax" and column is not None:
+        message = "a broken escape sequence in this string"
+    return PromQLError(message, column, text)
 
 
 def _column(text: str, tokens: Sequence[Token], message: str) -> int | None:
@@ -142,12 +147,19 @@ def _second_offset(tokens: Sequence[Token], message: str) -> Token | None:
     return offsets[1] if len(offsets) > 1 else None
 
 
+def _escape(tokens: Sequence[Token], message: str) -> Token | None:
+    quoted = (t for t in tokens if t.kind == "string" and not t.text.startswith("`"))
+    return next((t for t in quoted if _BAD_ESCAPE.search(t.text[1:-1])), None)
+
+
 def _no_operand(tokens: Sequence[Token], message: str) -> Token | None:
     return next((t for t in tokens if t.kind == "string"), None) or next((t for t in tokens if t.text == "["), None)
 
 
 _PLACES: dict[str, Callable[[Sequence[Token], str], Token | None]] = {
     "illegal regex": _pattern,
+    "invalid syntax": _escape,
+    "unknown escape sequence": _escape,
     "comparisons between scalars": _scalars,
     "bool modifier": lambda tokens, _: _after(tokens, lambda a, b: b.text == "bool" and a.text not in _COMPARISONS),
     "no grouping allowed": lambda tokens, _: next((t for t in tokens if t.text.startswith("group_")), None),

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import h11
 
+from probes.printable import LONGEST, one_line
 from probes.sources.base import State
 from probes.sources.resolve import NameError_, resolve
 from probes.target import Access, hide
@@ -28,7 +29,7 @@ class FetchError(Exception):
     """A request that brought no answer: the state to report and the words for it."""
 
     def __init__(self, state: State, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message := one_line(message))
         self.state: State = state
         self.message = message
 
@@ -106,10 +107,10 @@ class Fetcher:
             response, location = await self._once(method, url, headers, body, progress)
             if not location:
                 return response
-            there = urljoin(url, location)
+            there = _redirected(url, location)
             if not _same_host(url, there):
                 raise FetchError(
-                    "http-error", f"redirects to another host ({hide(there)[:120]}), which is not followed"
+                    "http-error", f"redirects to another host ({one_line(hide(there), 120)}), which is not followed"
                 )
             url = there
         raise FetchError("http-error", f"more than {_REDIRECTS} redirects")
@@ -235,7 +236,7 @@ class Fetcher:
             raise FetchError("truncated", "the gzip data of the answer is cut off")
         self._settle(connection)
         location = _header(head, "location") if head.status_code in _REDIRECT_CODES else ""
-        reason = head.reason.decode("latin-1", "replace")
+        reason = one_line(head.reason.decode("latin-1"), LONGEST)
         kind = _header(head, "content-type")
         return Response(head.status_code, reason, kind, b"".join(chunks), progress.size), location
 
@@ -303,6 +304,16 @@ def authorization(access: Access) -> list[tuple[str, str]]:
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _redirected(here: str, location: str) -> str:
+    """The absolute URL of a redirect."""
+    try:
+        there = urljoin(here, location)
+        _origin(urlsplit(there))
+    except ValueError:
+        raise FetchError("http-error", f"bad redirect: to {one_line(hide(location), 120)}") from None
+    return there
 
 
 def _same_host(here: str, there: str) -> bool:

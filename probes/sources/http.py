@@ -16,6 +16,7 @@ from probes.sources.ingest import TargetFrame
 from probes.target import Target
 
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+_STATES: dict[str, State] = {"truncated": "truncated", "timeout": "timeout"}
 TIMEOUT_S = 5.0
 """Deadline of a whole scrape (policy: half of Prometheus' default of 10 s; a person waits)."""
 
@@ -61,12 +62,15 @@ class HttpSource:
             response = await self._fetcher.get(ACCEPT)
             _check(response)
             page = self._frame.parser.parse(
-                response.body, openmetrics=response.content_type.startswith("application/openmetrics-text")
+                response.body,
+                openmetrics=response.content_type.startswith("application/openmetrics-text"),
+                until=start + self.timeout_s,
             )
         except FetchError as error:
             return self._failed(now_ms, start, error.state, error.message)
         except ExpositionError as error:
-            state: State = "truncated" if error.kind == "truncated" else "not-exposition"
+            self._frame.forget_refused()
+            state: State = _STATES.get(error.kind, "not-exposition")
             return self._failed(now_ms, start, state, str(error))
         return self._answered(now_ms, start, response, page)
 

@@ -100,6 +100,11 @@ class TargetFrame:
             self._reset()
         return "; ".join(remarks)
 
+    def forget_refused(self) -> None:
+        """After a page that was refused: keep what it named only while that is not too much."""
+        if len(self._labels) > 3 * (self._limits or Limits()).series:
+            self._reset()
+
     def fail(self, time_ms: int, duration_s: float) -> None:
         """Write a failed scrape: ``up`` 0, and every series of the target stale from here on."""
         rows = [self._row(labels) for labels in (self._up, self._duration, self._scraped)]

@@ -304,10 +304,25 @@ def test_an_empty_page_has_no_samples() -> None:
 def test_limits_of_size_and_series() -> None:
     with pytest.raises(ExpositionError, match="more than the limit of 10"):
         Reader(Limits(bytes=10)).page("some_metric 1\n")
-    with pytest.raises(ExpositionError, match="more than 2 series"):
+    with pytest.raises(ExpositionError, match="line 3: the page has more than 2 series"):
         Reader(Limits(series=2)).page("a 1\nb 1\nc 1\n")
     with pytest.raises(ExpositionError, match="labels of 29 bytes"):
         Reader(Limits(labels=20)).page(f'm{{a="{"x" * 22}"}} 1\n')
+
+
+def test_a_page_that_changes_its_series_may_have_as_many_as_the_limit() -> None:
+    reader = Reader(Limits(series=2))
+    for n in range(20):
+        assert len(reader.page(f'a{{n="{n}"}} 1\nb{{n="{n}"}} 1\n').rows) == 2
+
+
+def test_reading_stops_at_the_deadline_and_what_was_learnt_stays() -> None:
+    rows: dict[Labels, int] = {}
+    parser = PageParser(lambda labels: rows.setdefault(labels, len(rows)))
+    with pytest.raises(ExpositionError, match="no time left to read the page: line 1 of 3") as caught:
+        parser.parse(b"a 1\nb 1\n", until=0.0)
+    assert caught.value.kind == "timeout"
+    assert len(parser.parse(b"a 1\nb 1\n").rows) == 2
 
 
 def test_the_end_mark_is_only_a_comment_in_classic_text() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from probes.attach import attach
 from probes.config import load_config
 from probes.target import TargetError, hide, parse_target
 
@@ -15,12 +17,12 @@ from probes.target import TargetError, hide, parse_target
     [
         ("http://h:8000/metrics", "http", "http://h:8000/metrics", "h:8000"),
         ("http://h:8000", "http", "http://h:8000/metrics", "h:8000"),
-        ("https://h/x?y=1", "http", "https://h/x?y=1", "h:443"),
+        ("https://h/x?y=1", "http", "https://h/x?y=…", "h:443"),
         ("h:8000", "http", "http://h:8000/metrics", "h:8000"),
         ("127.0.0.1:8000/custom", "http", "http://127.0.0.1:8000/custom", "127.0.0.1:8000"),
         ("[::1]:8000", "http", "http://[::1]:8000/metrics", "[::1]:8000"),
         ("http://user:pw@h:1/metrics", "http", "http://h:1/metrics", "h:1"),
-        ("http://h:1/m?token=abc&a=b", "http", "http://h:1/m?token=…&a=b", "h:1"),
+        ("http://h:1/m?token=abc&a=b", "http", "http://h:1/m?token=…&a=…", "h:1"),
         ("prometheus+http://h:9090", "prometheus", "prometheus+http://h:9090", "h:9090"),
         ("prometheus+https://u:p@h/base", "prometheus", "prometheus+https://h/base", "h:443"),
         ("http_sd:http://h/list", "http_sd", "http_sd:http://h/list", "h:80"),
@@ -55,6 +57,13 @@ def test_a_path_that_is_there_is_a_recording(tmp_path: Path) -> None:
         ("./no-such.om", "no such file"),
         ("localhost", "as in localhost:8000"),
         ("ftp://user:s3cret@h/x", "unknown scheme"),
+        ("user:s3cret@127.0.0.1:1", "as in http://user:password@host:port"),
+        ("user:s3cret@h", "…@h: no such file"),
+        ("http://user:s3cret@[bad/", "Invalid IPv6 URL"),
+        ("http://user:s3cret@h:1x/", "Port could not be cast"),
+        ("h:99999/x?a=s3cret", "out of range"),
+        ("h:1/x\ny", "target h:1/x\\ny: has a line break"),
+        ("http://h:1/\x1b[31m", "\\x1b[31m: has a line break or another control character"),
     ],
 )
 def test_what_cannot_be_meant_gets_one_line(text: str, words: str) -> None:
@@ -65,13 +74,26 @@ def test_what_cannot_be_meant_gets_one_line(text: str, words: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+def test_a_pipe_is_no_recording(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TargetError, match="is a pipe; a recording is a file"):
+        parse_target(str(tmp_path / "pipe"))
+    with pytest.raises(TargetError, match="is a device; a recording is a file"):
+        parse_target("/dev/null")
+
+
+def test_targets_that_look_alike_without_their_queries_are_told_apart() -> None:
+    found = attach(["h:1/m?x=1", "h:1/m?x=2", "h:1/m?x=1"])
+    assert [status.target for status in found.statuses] == ["http://h:1/m?x=…", "http://h:1/m?x=… #2"]
+
+
 def test_a_directory_is_no_recording(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="is a directory"):
         parse_target(str(tmp_path))
 
 
 def test_hide_leaves_no_secret() -> None:
-    assert hide("http://a:b@h/m?api_key=1&x=2&Password=3") == "http://h/m?api_key=…&x=2&Password=…"
+    assert hide("http://a:b@h/m?api_key=1&x=2&Password=3") == "http://h/m?api_key=…&x=…&Password=…"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -127,6 +149,9 @@ targets:
         ("targets:\n  - url: h:1\n    bearer_token_file: nope\n", ":3: bearer_token_file: "),
         ("targets:\n  - url: h:1\n    basic_auth: {password: x}\n", ":3: basic_auth needs a username"),
         ("a: [\n", ":2: not YAML"),
+        ("targets: " + "[" * 5000, "nested too deeply"),
+        ('targets:\n  - url: "http://h:1/\\nx"\n', "has a line break"),
+        ('targets:\n  - path: "a\\nb"\n', "a\\nb: no such file"),
         ("interval: 1s\ninterval: 2s\n", ":2: key 'interval' is given twice"),
     ],
 )

@@ -68,6 +68,20 @@ def test_too_many_values_are_refused(text: str, monkeypatch: pytest.MonkeyPatch)
         engine(50).range(parse(text), END - 9_000, END, 100)
 
 
+@pytest.mark.parametrize(
+    ("text", "column", "words"),
+    [
+        ('m{a="\\x"}', 5, "broken escape"),
+        ('m{b="\\\\",a=~"\\d"}', 13, "unknown escape sequence 'd'"),
+        ('label_replace(m,"a","\\u12","b","c")', 21, "broken escape"),
+    ],
+)
+def test_a_bad_escape_has_a_place(text: str, column: int, words: str) -> None:
+    with pytest.raises(PromQLError, match=words) as caught:
+        parse(text)
+    assert caught.value.column == column
+
+
 def test_a_range_answer_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.promql.answer.MOST_SHOWN", 100)
     value = engine(20).range(parse("m"), END - 9_000, END, 1000)

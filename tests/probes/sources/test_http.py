@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from probes.series import SeriesStore
 from probes.sources.base import SourceStatus
 from probes.sources.http import HttpSource
 from probes.target import parse_target
-from tests.endpoints import OPENMETRICS, PAGE, Endpoint
+from tests.endpoints import BEHAVIOURS, OPENMETRICS, PAGE, Endpoint, Exchange
 
 FAULTS = [
     ("refuse", "refused", "connection refused"),
@@ -283,3 +284,35 @@ def test_endpoint_leaves_no_thread_behind() -> None:
     with Endpoint(behaviour="hang"):
         pass
     assert threading.active_count() == before
+
+
+async def said(behaviour: Callable[[Exchange], None], name: str) -> SourceStatus:
+    BEHAVIOURS[name] = behaviour
+    try:
+        with Endpoint() as endpoint:
+            endpoint.behave(name)
+            scrape = Scrape(endpoint.target)
+            return await scrape.once()
+    finally:
+        del BEHAVIOURS[name]
+
+
+async def test_what_a_server_says_cannot_steer_a_terminal() -> None:
+    reason = "500 \x1b[31mRED\x07 " + "y" * 2000
+    status = await said(lambda x: x.answer(b"no", status=reason), "steering")
+    assert (status.error or "").startswith("HTTP 500 \\x1b[31mRED\\x07 yyy")
+    assert len(status.error or "") <= 220
+    page = b"# TYPE a\x1b]0;pwned\x07 gouge\na 1\n"
+    status = await said(lambda x: x.answer(page), "steering")
+    assert (status.error or "").isprintable()
+
+
+async def test_a_redirect_that_cannot_be_read() -> None:
+    status = await said(lambda x: x.answer(b"", status="302 Found", extra="Location: //[\r\n"), "bad-redirect")
+    assert (status.state, status.error) == ("http-error", "bad redirect: to //[")
+
+
+async def test_a_redirect_elsewhere_shows_no_secret() -> None:
+    there = "http://u:s3cret@192.0.2.1/?t=s3cret&u=s3cret"
+    status = await said(lambda x: x.answer(b"", status="302 Found", extra=f"Location: {there}\r\n"), "secret-redirect")
+    assert status.error == "redirects to another host (http://192.0.2.1/?t=…&u=…), which is not followed"
