@@ -16,8 +16,8 @@ help:
 	@echo "make test       set up, then ruff, mypy and pytest"
 	@echo "make lint       set up, then ruff and mypy only"
 	@echo "make bench      set up, then every script of benchmarks/ (minutes)"
-	@echo "make test-vllm  a real vLLM in its own environment (.vllm-lab: about 4 GB of disk, AVX-512)"
-	@echo "make clean      remove .venv and caches"
+	@echo "make test-vllm  a real vLLM in its own environment (.vllm-lab: about 4 GB of disk, AVX2)"
+	@echo "make clean      remove .venv, kv and caches"
 
 demo: $(VENV)/.base
 	@$(BIN)/kvtop demo
@@ -43,7 +43,7 @@ test-vllm: $(VENV)/.dev
 	KVSCOPE_TEST_VLLM=1 $(BIN)/python -m pytest tests/live/test_vllm.py $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) kv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment itself: made once, thrown away again when it is only half made.

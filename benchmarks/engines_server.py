@@ -1,7 +1,7 @@
 """Serve the pages of simulated vLLM engines on loopback, to measure what watching them costs.
 
-    python benchmarks/engines_server.py --engines 16 --for 60            one page, sixteen ``engine`` labels
-    python benchmarks/engines_server.py --engines 16 --separate --for 60   sixteen endpoints
+    .venv/bin/python benchmarks/engines_server.py --engines 16 --for 60            one page, sixteen ``engine`` labels
+    .venv/bin/python benchmarks/engines_server.py --engines 16 --separate --for 60   sixteen endpoints
 
 Pages are rendered before the first request, one a second of ``--for``, and differ from second to second as those of
 engines under load do; while it serves, the server only copies bytes. The URLs are printed, one a line, then ``ready``.

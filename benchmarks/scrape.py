@@ -1,6 +1,6 @@
 """What reading costs: pages against prometheus_client, and recordings.
 
-    python benchmarks/scrape.py [PAGE] [RECORDING …]
+    .venv/bin/python benchmarks/scrape.py [PAGE] [RECORDING …]
 
 Prints the median of several runs, in milliseconds of this process' CPU time, and the ratio. The page of 16 engines is
 the given page sixteen times with another ``engine`` label.

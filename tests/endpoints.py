@@ -352,9 +352,12 @@ def main() -> None:
     import sys
 
     name = sys.argv[1] if len(sys.argv) > 1 else "ok"
+    if name not in BEHAVIOURS:
+        sys.exit(f"{name}: no such behaviour; one of: {', '.join(BEHAVIOURS)}")
     with Endpoint() as endpoint, contextlib.suppress(KeyboardInterrupt):
         endpoint.behave(name)
         print(endpoint.url, os.getpid(), flush=True)
+        print(f"process {os.getpid()} serves {name!r} until Ctrl-C", file=sys.stderr, flush=True)
         threading.Event().wait()
 
 

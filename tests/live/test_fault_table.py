@@ -2,7 +2,7 @@
 
 Each fault is provoked on a real socket. The test asserts every cell and keeps docs/faults.md:
 
-    KVSCOPE_WRITE_DOCS=1 python -m pytest tests/live/test_fault_table.py
+    KVSCOPE_WRITE_DOCS=1 .venv/bin/python -m pytest tests/live/test_fault_table.py
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ FAULTS = (
     Fault("random bytes", "garbage", "not-exposition", "binary data", 4, "none", *NOTHING),
     Fault("body cut short", "truncated", "truncated", "cut off", 4, "none", *NOTHING),
     Fault("last line cut", "cut-line", "truncated", "", 4, "none", *NOTHING),
-    Fault("empty page", "empty", "empty", "the page is empty", 4, "none", "unknown", 3),
+    Fault("empty page", "empty", "empty", "the page is empty", 4, "none", *NOTHING),
     Fault("every value NaN", "nan", "empty", "NaN: no data", 0, "gap", "unknown", 3),
     Fault("every value +Inf", "inf", "fresh", "", 0, "gap", "finding", 1, ("source-blind",)),
     Fault("no # TYPE lines", "untyped", "fresh", "", 0, "fresh", "healthy", 0),
@@ -242,6 +242,11 @@ HEAD = """\
 Written by `tests/live/test_fault_table.py`, which provokes each of them on a real socket and asserts every cell.
 *State* is what the Sources screen, `once` and `diagnose` say of the source; *pool* is how `once` gives the pool's use:
 a number that is not there is never 0.
+
+Exit code 4 says that no target gave a single sample: nobody answered, or the page was refused, cut short or empty, and a
+page that is cut anywhere is not used at all. With samples, whatever their values, `once` gives 0, and `diagnose` 3 when it
+cannot decide from them. A recording is held to the same: 4 when it is empty or cut before its first whole line; cut later it
+is read up to there, and the cut is told.
 
 | fault | state | pool | `once` exit | `diagnose` | exit |
 |---|---|---|---|---|---|

@@ -16,7 +16,7 @@ EXIT_CODES = """\
 exit codes:
   diagnose   0 healthy · 1 a finding · 2 usage or rule error · 3 cannot tell · 4 nothing could be collected
   others     0 fine · 2 usage or rule error · 4 nothing could be collected
-  any        70 a fault of kvtop itself · 130 Ctrl-C"""
+  any        70 a fault of kvtop itself · 74 the answer could not be written · 130 Ctrl-C"""
 
 DURATIONS = "durations: 30s, 10m, 1h30m    times: 2026-01-31T12:00:00Z, Unix seconds, -5m (from the end of the data)"
 
