@@ -33,6 +33,8 @@ SCHEMA = "kvscope.reading/1"
 _ENTITY_LABELS = (("shard",), ("gpu", "instance"), ("device", "instance"), ("instance", "engine"), ("instance",))
 _IDENTITY = ("model_name", "system", "job")
 FLEET = Labels.of({})
+# Of anything but a plain series, timestamp() is the moment asked for.
+_GOOD = "timestamp(kv:up) and (kv:up == 1)"
 
 
 class State(StrEnum):
@@ -220,8 +222,8 @@ def identities(view: Asked, at_ms: int) -> dict[Labels, Mapping[str, str]]:
 def ages(view: Asked, at_ms: int) -> dict[str, float]:
     """Instance to the age (s) of its newest sample: its last good scrape, else (no ``up``) its own gauges."""
     found: dict[str, float] = {}
-    for series in ("(kv:up == 1)", "kv:requests_running"):
-        for entity, column in ask(view, f"max by (instance) (timestamp({series}))", at_ms).items():
+    for times in (_GOOD, "timestamp(kv:requests_running)"):
+        for entity, column in ask(view, f"max by (instance) ({times})", at_ms).items():
             if column and not math.isnan(column[-1]):
                 found[entity.get("instance")] = max(0.0, at_ms / 1000 - column[-1])
         if found:
@@ -231,7 +233,7 @@ def ages(view: Asked, at_ms: int) -> dict[str, float]:
 
 def last_ages(view: Asked, at_ms: int, step_ms: int) -> dict[str, float]:
     """Instance to the age (s) of its last good scrape within a quarter of an hour, be it down since."""
-    expr = f"max by (instance) (max_over_time(timestamp(kv:up == 1)[15m:{duration(step_ms)}]))"
+    expr = f"max by (instance) (max_over_time(({_GOOD})[15m:{duration(step_ms)}]))"
     grid = ask(view, expr, at_ms)
     return {e.get("instance"): max(0.0, at_ms / 1000 - c[-1]) for e, c in grid.items() if not math.isnan(c[-1])}
 

@@ -27,7 +27,7 @@ def moment_of(text: str, cursor: Cursor) -> int:
         return cursor.end_ms - 1000 * (hours * 3600 + minutes * 60 + seconds)
     found = _CLOCK.match(said)
     if found is None:
-        raise SeekError(f"{text!r} is no moment: 10:02:15, -5m, start or end")
+        raise SeekError(f"{text!r} is no moment: HH:MM:SS (10:02:15) or -5m")
     end = datetime.fromtimestamp(cursor.end_ms / 1000, UTC)
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     try:

@@ -75,6 +75,7 @@ def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page |
         target=status.target,
         state=status.state,
         error=error,
+        silent_s=silent_s,
         age_s=None if status.kind == "recording" else status.age_s(clock.now_ms),
         samples=status.samples if brought else None,
         page_bytes=status.bytes if brought else None,

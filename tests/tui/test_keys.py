@@ -15,7 +15,7 @@ from tui.cursor import Cursor, Mode
 from tui.messages import Explained, Failed, Ticked
 from tui.options import Options
 from tui.provenance import Provenance, RawInput
-from tui.snapshot import Snapshot
+from tui.snapshot import Snapshot, nothing_yet
 
 
 class Recorded:
@@ -97,9 +97,75 @@ async def test_seek_takes_the_keys_until_enter() -> None:
         await pilot.press("enter")
         assert made[0].cursor.at_ms == pictures.ONSET
         await pilot.press("slash", *"noon", "enter")
-        assert "'noon' is no moment" in shown(app, "bottom")
-        await pilot.press("slash", "1", "escape", "2")
+        assert "seek to noon" in shown(app, "bottom")
+        assert "'noon' is no moment: HH:MM:SS" in shown(app, "bottom")
+        await pilot.press("backspace")
+        assert "seek to noo  HH:MM:SS or -5m" in shown(app, "bottom")
+        await pilot.press("escape", "2")
         assert app.scene.look.screen == "findings"
+
+
+async def test_the_enter_that_ends_a_seek_does_nothing_else() -> None:
+    app, made = app_on(pictures.incident())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("slash", *"-1m", "enter")
+        assert made[0].cursor.at_ms == pictures.NOW - 60_000
+        assert (app.scene.over, made[0].asked) == ("", [])
+
+
+async def test_a_seek_out_of_the_data_goes_to_its_end_and_says_so() -> None:
+    app, made = app_on(pictures.incident())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("slash", *"10:30", "enter")
+        assert made[0].cursor.at_ms == pictures.NOW
+        assert "the data ends at 10:05:00" in shown(app, "bottom")
+        await pilot.press("slash", *"-2h", "enter")
+        assert made[0].cursor.at_ms == pictures.NOW - pictures.SPAN
+        assert "the data begins at 10:00:00" in shown(app, "bottom")
+
+
+async def test_there_is_nothing_to_seek_in_before_the_first_data() -> None:
+    app, _ = app_on(nothing_yet(1000, 60_000))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("slash")
+        assert app.scene.prompt is None
+        assert "nothing to seek in yet" in shown(app, "bottom")
+
+
+async def test_a_passing_word_outlives_a_tick_and_not_a_key() -> None:
+    app, _ = app_on(pictures.incident())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("s")
+        app.post_message(Ticked(app.scene.shot))
+        await pilot.pause()
+        assert "sorted by Pool in use" in shown(app, "bottom")
+        await pilot.press("down")
+        assert "sorted by" not in shown(app, "bottom")
+
+
+async def test_down_reaches_the_targets_without_a_row_and_enter_shows_their_fault() -> None:
+    app, _ = app_on(pictures.stale())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press(*["down"] * 5)
+        assert app.scene.look.silent == "http://pod-9:8000/metrics"
+        await pilot.press("enter")
+        assert "no answer within 5 s" in shown(app, "body")
+        await pilot.press("1", "up")
+        assert (app.scene.look.silent, app.scene.look.entity.get("instance")) == ("", "pod-2:8000")
+
+
+async def test_ctrl_c_leaves_with_130() -> None:
+    app, _ = app_on(pictures.incident())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+    assert app.return_value == 130
 
 
 async def test_enter_opens_the_finding_and_escape_closes_it() -> None:

@@ -16,6 +16,8 @@ from tests.endpoints import Endpoint
 from tests.live.living_page import LivingPage
 from tests.tui.test_reading import END_MS, START_S, STEP_S, engines
 from tui.cursor import Cursor, Mode
+from tui.draw import verdict
+from tui.draw.canvas import UNICODE
 from tui.messages import Explained, Failed, Ticked
 from tui.monitor import Monitor
 from tui.options import Options
@@ -169,6 +171,62 @@ def test_a_hanging_endpoint_neither_stops_the_ticks_nor_the_end() -> None:
             monitor.stop()
             monitor.join(2.0)
             assert not monitor.is_alive()
+
+
+def test_a_hang_ages_by_the_wall_clock() -> None:
+    with (
+        Endpoint("") as endpoint,
+        LivingPage(endpoint),
+        running(lambda: attach([endpoint.target], interval_ms=100, timeout_s=30)) as (_, inbox),
+    ):
+        inbox.shot(lambda s: bool(s.rows) and s.sources[0].ok)
+        endpoint.behave("hang")
+        shot = inbox.shot(lambda s: bool(s.rows) and s.rows[0].stale and (s.sources[0].silent_s or 0) > 1.5)
+        ages = [reading.age_s or 0.0 for reading in shot.rows[0].values.values() if reading.value is not None]
+        assert min(ages) > 1.0
+        assert shot.time_ms > shot.now_ms - 500
+        assert verdict.banner(shot, UNICODE)[0] not in ("banner_ok", "banner_bad")
+
+
+def test_a_cold_start_on_a_hang_counts_from_the_first_question() -> None:
+    with Endpoint("") as endpoint:
+        endpoint.behave("hang")
+        with running(lambda: attach([endpoint.target], interval_ms=100, timeout_s=0.5)) as (_, inbox):
+            shot = inbox.shot(lambda s: bool(s.sources) and (s.sources[0].silent_s or 0) > 1.5)
+            assert shot.sources[0].age_s is None
+            assert "has not answered for 1 s" in verdict.banner(shot, UNICODE)[1]
+
+
+def test_a_dead_engine_keeps_the_age_of_its_last_good_scrape(tmp_path: Path) -> None:
+    """``up`` is 0 while its windowed numbers still have samples in their window."""
+    with (
+        Endpoint("") as endpoint,
+        LivingPage(endpoint),
+        running(lambda: attach([endpoint.target], interval_ms=100, timeout_s=0.5)) as (_, inbox),
+    ):
+        inbox.shot(lambda s: bool(s.rows) and s.rows[0].value("kv:generation_tokens:rate") is not None)
+        endpoint.behave("500")
+        shot = inbox.shot(lambda s: bool(s.rows) and s.rows[0].stale and (s.sources[0].age_s or 0) > 1.0)
+        reading = shot.rows[0].values["kv:generation_tokens:rate"]
+        assert reading.state is State.STALE
+        assert reading.age_s is not None
+        assert reading.age_s > 0.5
+
+
+def test_no_verdict_of_another_moment_is_shown(tmp_path: Path) -> None:
+    made = engines(tmp_path)
+    with running(lambda: made) as (monitor, inbox):
+        inbox.shot(lambda s: s.diagnosis is not None)
+        monitor.move(Cursor.home)
+        shot = inbox.shot(lambda s: s.time_ms == START_MS)
+        assert shot.diagnosis is None
+        assert "collecting" in verdict.banner(shot, UNICODE)[1]
+        monitor.move(lambda cursor: cursor.sought(START_MS + 60_000))
+        told = inbox.shot(lambda s: s.time_ms == START_MS + 60_000 and s.diagnosis is not None)
+        assert told.diagnosis is not None
+        assert told.diagnosis.end_ms == START_MS + 60_000
+        shots = [m.shot for m in inbox.messages if isinstance(m, Ticked) and m.shot.diagnosis]
+        assert all(s.diagnosis.end_ms == s.time_ms for s in shots)
 
 
 def test_where_a_number_comes_from_is_answered(tmp_path: Path) -> None:

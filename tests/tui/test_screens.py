@@ -17,6 +17,7 @@ from tui.draw.canvas import ASCII, UNICODE, Canvas, Glyphs
 from tui.look import Look
 from tui.options import Options
 from tui.painting import LEAST, Scene
+from tui.reading import State
 from tui.snapshot import Snapshot, nothing_yet
 
 SIZES = [(80, 24), (160, 48), (200, 60)]
@@ -80,6 +81,79 @@ def test_no_data_is_never_healthy() -> None:
     assert "connecting" in waiting[1]
     assert "no data yet" in waiting[0]
     assert not any("healthy" in line for line in [*top(pictures.nothing()), *waiting])
+
+
+def silent(shot: Snapshot, state: str, silent_s: float, age_s: float | None) -> Snapshot:
+    """The shot with a second target that gives nothing."""
+    other = replace(pictures.source("pod-7:8000", state, "x", age_s), silent_s=silent_s)
+    return replace(shot, sources=(*shot.sources, other))
+
+
+def test_an_engine_that_fell_silent_takes_healthy_away() -> None:
+    banner = verdict.banner(silent(pictures.healthy(), "timeout", 18.0, 18.0), UNICODE)
+    assert banner == ("banner_unknown", "? cannot tell: pod-7:8000 has not answered for 18 s")
+
+
+def test_healthy_is_said_of_the_targets_that_answer_only() -> None:
+    style, text = verdict.banner(silent(pictures.healthy(), "refused", 60.0, None), UNICODE)
+    assert "healthy on 1 of 2 targets" in text
+    assert style != "banner_ok"
+
+
+def test_nothing_is_live_when_no_source_is() -> None:
+    shot = replace(pictures.healthy(), sources=())
+    tabs, banner, _ = top(silent(shot, "timeout", 18.0, 18.0))
+    assert "● live" not in tabs
+    assert "silent 18 s" in tabs
+    assert "cannot tell: pod-7:8000 has not answered for 18 s" in banner
+
+
+def test_a_verdict_that_lags_says_for_when_it_is() -> None:
+    shot = pictures.healthy()
+    assert "(at" not in top(shot)[1]
+    late = replace(shot, time_ms=pictures.NOW + 60_000)
+    assert "(at 10:05:00)" in top(late)[1]
+
+
+def test_pages_without_an_engine_are_told_so() -> None:
+    foreign = replace(pictures.source("pod-1:9400"), present=("kv:gpu_memory_used_bytes",))
+    shot = replace(pictures.nothing(), diagnosis=None, sources=(foreign,))
+    assert "no engine on these pages" in top(shot)[1]
+
+
+def test_a_file_being_read_is_told_so() -> None:
+    assert "reading made.om" in top(nothing_yet(1000, 60_000, opening="reading made.om…"))[1]
+
+
+def test_a_tile_without_a_number_has_no_scale() -> None:
+    text = body(pictures.healthy(), (80, 24))
+    assert "unsupported" in text
+    assert "B/s" not in text.split("Offload loads")[1].split("ENGINE")[0].replace("2.5 GB/s", "").replace(
+        "1.9 GB/s", ""
+    )
+    assert "━" not in body(pictures.nothing(), (80, 24)).split("ENGINE")[0]
+
+
+def test_a_stale_number_of_unknown_age_claims_none() -> None:
+    old = pictures.row("pod-1:8000", pictures.CALM, State.STALE)
+    values = {name: replace(reading, age_s=None) for name, reading in old.values.items()}
+    text = body(pictures.shot_of([replace(old, values=values)]), (80, 24))
+    assert "0 s" not in text
+    assert "◌ stale" in text
+
+
+def test_states_and_names_of_sources_are_whole_at_80_columns() -> None:
+    shot = pictures.stale()
+    odd = pictures.source("pod-3:8000", "not-exposition", "HTML", None)
+    text = body(replace(shot, sources=(odd,)), (80, 24), Look(screen="sources"))
+    assert "pod-3:8000" in text.split("not-exposition")[0].splitlines()[-1]
+
+
+def test_the_smallest_terminal_still_tells_the_way_out() -> None:
+    for width in (10, 20, 30, 57):
+        canvas = Canvas(width, 5)
+        Scene(pictures.incident()).too_small(canvas)
+        assert "q quits" in canvas.text()
 
 
 def test_an_unexplained_symptom_is_named() -> None:

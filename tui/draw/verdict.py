@@ -94,10 +94,10 @@ def banner(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str]:
         first = diagnosis.findings[0]
         style = "banner_warn" if first.verdict == "suspected" else "banner_bad"
         return style, f"{glyphs.bad} {_count(len(diagnosis.findings), 'finding')}: {headline(first)}{late}"
-    return (
-        "banner_unknown",
-        f"{glyphs.unknown} cannot tell: {unsure(shot, diagnosis)}{late}",
-    )
+    if well_but_for_silence(shot, diagnosis):
+        of = f"{len(shot.sources) - len(silent_sources(shot))} of {len(shot.sources)} targets"
+        return "banner_wait", f"{glyphs.unknown} healthy on {of}; the others never answered{late}"
+    return "banner_unknown", f"{glyphs.unknown} cannot tell: {unsure(shot, diagnosis)}{late}"
 
 
 def _as_of(shot: Snapshot) -> str:
@@ -123,6 +123,16 @@ def no_answer(quiet: Sequence[SourceView]) -> str:
     """``127.0.0.1:8000 has not answered for 18 s``."""
     more = f" (and {_count(len(quiet) - 1, 'more target')})" if len(quiet) > 1 else ""
     return f"{quiet[0].title} has not answered for {age(quiet[0].silent_s or 0.0)}{more}"
+
+
+def well_but_for_silence(shot: Snapshot, diagnosis: Diagnosis) -> bool:
+    """Whether all that stands against "healthy" is that some targets never answered, while others do."""
+    quiet = silent_sources(shot)
+    if not quiet or lost(quiet) or len(quiet) == len(shot.sources) or len(diagnosis.unexplained) > len(quiet):
+        return False
+    others = [check.bad for check in diagnosis.core if check.name not in ("freshness", "latency")]
+    told = all(odd.says.startswith("never answered") for odd in diagnosis.unexplained)
+    return told and bool(others) and all(bad is False for bad in others)
 
 
 def unsure(shot: Snapshot, diagnosis: Diagnosis) -> str:
@@ -155,7 +165,9 @@ def silence(shot: Snapshot) -> str:
     """The first source's fault in words when not one of them answers; else nothing."""
     if not shot.sources or any(source.ok for source in shot.sources):
         return ""
-    first = shot.sources[0]
+    quiet, first = silent_sources(shot), shot.sources[0]
+    if len(quiet) == len(shot.sources) and first.state == "timeout":
+        return no_answer(quiet)
     more = f" (and {_count(len(shot.sources) - 1, 'more target')})" if len(shot.sources) > 1 else ""
     return f"{first.title}: {first.state}{': ' + first.error if first.error else ''}{more}"
 
