@@ -29,8 +29,8 @@ BOM = b"\xef\xbb\xbf"
 class ExpositionError(ValueError):
     """A page that is no exposition, or a line in it that is wrong.
 
-    ``kind`` is the state that a source reports for it (``not-exposition``, ``truncated`` or ``timeout``), ``line`` counts
-    from 1 and is 0 where the page as a whole is meant.
+    ``kind`` is the state that a source reports for it (``not-exposition``, ``truncated`` or ``timeout``); ``line``
+    counts from 1 and is 0 where the page as a whole is meant.
     """
 
     def __init__(self, message: str, line: int = 0, kind: str = "not-exposition") -> None:
