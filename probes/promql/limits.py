@@ -21,7 +21,6 @@ MOST_CELLS: Final = 5_000_000
 """Steps times series of a selector, subquery or range function: 40 MB of numbers, a few times over (policy)."""
 MOST_SHOWN: Final = 500_000
 """Values of a range query that are handed out as text (policy; a second or two)."""
-LONGEST_PATTERN: Final = 1_000
 
 _PART = re.compile(r"(\d+)(ms|[smhdwy])")
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}

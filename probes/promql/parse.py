@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
+from probes.printable import one_line
 from probes.promql import ast
 from probes.promql.errors import PromQLError
 from probes.promql.limits import check_limits
 from probes.promql.locate import locate
+from probes.promql.patterns import fault
 from probes.promql.signatures import AGGREGATES, FUNCTIONS, unsupported
 from probes.promql.tokens import tokenize
 
@@ -104,10 +106,14 @@ def _matcher(found: Any) -> ast.Matcher:
             message = f"pattern {found.value!r} of label {found.name!r}: classes such as [[:alpha:]] are not supported"
             raise _UnsupportedError(message, found.name)
         try:
-            re.compile(found.value)
+            wrong = fault(found.value)
         except re.error as error:
             message = f"pattern {found.value!r} of label {found.name!r} is not supported: {error}"
             raise _UnsupportedError(message, found.name) from None
+        if wrong is not None:
+            raise _UnsupportedError(
+                f"pattern {one_line(found.value, 60)!r} of label {found.name!r} {wrong}", found.name
+            )
     return ast.Matcher(found.name, op, found.value)
 
 

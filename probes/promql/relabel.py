@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from probes.labels import Labels
+from probes.printable import one_line
 from probes.promql.context import Context
 from probes.promql.errors import PromQLError
+from probes.promql.patterns import fault
 from probes.promql.settle import merged, relabelled
 from probes.promql.value import Vector
 
@@ -18,9 +20,12 @@ _REFERENCE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))", re.ASCII)
 def label_replace(ctx: Context, vector: Vector, target: str, replacement: str, source: str, pattern: str) -> Vector:
     """Set ``target`` to ``replacement`` ($1, ${name}) where the whole of ``source`` matches ``pattern``."""
     try:
+        wrong = fault(pattern)
         matcher = re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise PromQLError(f"invalid regular expression in label_replace(): {pattern}: {error}") from None
+    if wrong is not None:
+        raise PromQLError(f"pattern {one_line(pattern, 60)!r} in label_replace() {wrong}")
     _check(target, "label_replace")
 
     def change(labels: Labels) -> Labels:
