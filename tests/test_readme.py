@@ -33,6 +33,30 @@ def test_the_diagnosis_shown_is_the_diagnosis(
     assert shown[2] == printed, "README.md is out of date (see this module's text)"
 
 
+def test_the_guide_names_the_ports_that_are_tried() -> None:
+    from probes.attach import WELL_KNOWN
+
+    text = (ROOT / "docs" / "guide" / "targets.md").read_text(encoding="utf-8")
+    tried = next(part for part in text.split("\n\n") if part.startswith("Without a target"))
+    assert [int(port) for port in re.findall(r"\b\d{4,5}(?=\s\()", tried)] == [port for port, _ in WELL_KNOWN]
+
+
+def test_the_guide_names_what_only_the_ingest_derives() -> None:
+    """Canonical series whose only source is not on an engine's page."""
+    from probes.rules import RuleSet
+
+    rules = RuleSet.load()
+    derived = {
+        entry.name
+        for entry in rules.vocabulary
+        if (sources := rules.sources(entry.name))
+        and all("_info:" in source or source.startswith("kvscope_") for source in sources)
+    }
+    text = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
+    told = text.split("has no samples of\n", 1)[1].split("Their recording rules", 1)[0]
+    assert set(re.findall(r"`(kv:\w+)`", told)) == derived
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
