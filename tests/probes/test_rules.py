@@ -50,7 +50,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuleSet:
 
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> RuleSet:
     (tmp_path / "own.rules.yml").write_text(text)
-    monkeypatch.setattr("probes.rules.ruleset.packaged", lambda: [VOCABULARY])
+    monkeypatch.setattr("probes.rules.files.packaged", lambda: [VOCABULARY])
     return RuleSet.load([tmp_path])
 
 
