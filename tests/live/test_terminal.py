@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import select
 import shutil
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -79,6 +85,75 @@ def kvtop(*words: str, size: tuple[int, int] = (80, 24), env: dict[str, str] | N
         yield terminal
     finally:
         terminal.close()
+
+
+class Pseudo:
+    """One kvtop on a pseudo-terminal of ours: what it writes, byte by byte, and how it leaves the terminal."""
+
+    def __init__(self, *words: str) -> None:
+        pid, self._fd = pty.fork()
+        if pid == 0:
+            env = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+            os.chdir(ROOT)
+            os.execve(sys.executable, [sys.executable, "-m", "tui.cli", *words], env)
+        self.pid, self._out = pid, b""
+        self._code: int | None = None
+        self._before = termios.tcgetattr(self._fd)
+        self.resize(24, 80)
+
+    def __enter__(self) -> Pseudo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def write(self, data: bytes) -> None:
+        os.write(self._fd, data)
+
+    def read(self, wait_s: float) -> bytes:
+        """What came within the time; empty when nothing did (or the other end is gone)."""
+        if not select.select([self._fd], [], [], wait_s)[0]:
+            return b""
+        try:
+            return os.read(self._fd, 65536)
+        except OSError:
+            return b""
+
+    def until(self, wanted: bytes) -> None:
+        """Read on until this was written since the last `quiet`."""
+        end = time.monotonic() + DEADLINE_S
+        while wanted not in self._out:
+            assert time.monotonic() < end, f"never written: {wanted!r}"
+            self._out += self.read(0.1)
+
+    def quiet(self) -> None:
+        """Read until nothing comes for a while, and forget it."""
+        while self.read(1.0):
+            pass
+        self._out = b""
+
+    def ended(self) -> int:
+        """The exit code."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            self._out += self.read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+                self._out += self.read(0.1)
+                return self._code
+        raise AssertionError("it never ended")
+
+    def restored(self) -> bool:
+        """Line discipline, alternate screen, mouse and cursor are as they were."""
+        asked = (b"\x1b[?1049l", b"\x1b[?1000l", b"\x1b[?1003l", b"\x1b[?25h")
+        return termios.tcgetattr(self._fd) == self._before and all(words in self._out for words in asked)
 
 
 def fits(text: str, size: tuple[int, int]) -> bool:
@@ -168,3 +243,76 @@ def test_q_leaves_at_once_while_the_endpoint_hangs() -> None:
         if min(taken) <= 0.2:
             return
     pytest.fail(f"q took {', '.join(f'{s:.2f} s' for s in taken)}")
+
+
+def test_the_enter_that_ends_a_seek_opens_nothing(tmp_path: Path) -> None:
+    engines(tmp_path)
+    with kvtop(str(tmp_path / "made.om")) as terminal:
+        terminal.until(lambda t: "end 10:02:00" in t)
+        terminal.press("/")
+        terminal.until(lambda t: "seek to" in t)
+        terminal.press("10:01", "Enter")
+        terminal.until(lambda t: "paused 10:01:00" in t)
+        terminal.press("Right")
+        assert "Where this number" not in terminal.until(lambda t: "paused 10:01:05" in t)
+
+
+def test_a_hang_is_neither_healthy_nor_live() -> None:
+    with Endpoint("") as endpoint, LivingPage(endpoint), kvtop(endpoint.target) as terminal:
+        terminal.until(lambda t: "healthy" in t and "● live" in t)
+        endpoint.behave("hang")
+        text = terminal.until(lambda t: "has not answered for" in t and "stale" in t)
+        assert "healthy" not in text
+        assert "● live" not in text
+        assert "◌0 s" not in text
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
+def test_a_signal_leaves_the_terminal_as_it_was(name: str) -> None:
+    with Pseudo("demo") as screen:
+        screen.until(b"x10")
+        number = getattr(signal, name)
+        os.kill(screen.pid, number)
+        assert screen.ended() == 128 + number
+        assert screen.restored()
+
+
+def test_ctrl_c_leaves_with_130() -> None:
+    with Pseudo("demo") as screen:
+        screen.until(b"x10")
+        screen.write(b"\x03")
+        assert screen.ended() == 130
+        assert screen.restored()
+
+
+def test_a_resize_that_ends_where_it_began_paints_all_again(tmp_path: Path) -> None:
+    engines(tmp_path)
+    with Pseudo(str(tmp_path / "made.om")) as screen:
+        screen.until(b"10:02:00")
+        screen.until(b"cannot tell")
+        screen.quiet()
+        for size in ((30, 100), (24, 80)):
+            screen.resize(*size)
+        screen.until(b"pod-2:8000")
+        screen.quiet()
+        screen.write(b"\x0c")
+        screen.until(b"pod-2:8000")
+
+
+def test_the_size_of_the_terminal_counts_not_that_of_the_environment(tmp_path: Path) -> None:
+    engines(tmp_path)
+    with kvtop(str(tmp_path / "made.om"), env={"COLUMNS": "200", "LINES": "60"}) as terminal:
+        assert fits(terminal.until(lambda t: "pod-2:8000" in t and "q quit" in t), (80, 24))
+
+
+def test_a_dumb_terminal_is_refused_in_one_line() -> None:
+    for words in (("demo",), ("127.0.0.1:1",)):
+        with kvtop(*words, env={"TERM": "dumb"}) as terminal:
+            text = terminal.until(lambda t: "left with 2" in t)
+            assert "TERM is dumb" in text
+
+
+def test_the_demo_takes_the_options_of_the_screens_and_an_empty_no_color_asks_for_nothing() -> None:
+    with kvtop("demo", "--ascii", "--theme", "high-contrast", env={"NO_COLOR": ""}) as terminal:
+        assert terminal.until(lambda t: "> x10" in t and "pod-2" in t).isascii()
+        assert re.search(r"\x1b\[[\d;]*[34]8[;:]", terminal._tmux("capture-pane", "-p", "-e"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tui.draw import chart
-from tui.draw.canvas import ASCII, Canvas, spans, width_of
+from tui.draw.canvas import ASCII, Canvas, cells, spans, width_of
 
 
 def test_a_text_too_long_ends_in_an_ellipsis() -> None:
@@ -75,3 +75,7 @@ def test_a_bar_is_full_only_when_it_is_full_and_empty_only_at_zero() -> None:
 def test_nice_top_is_at_or_above_the_highest() -> None:
     assert [chart.nice_top([v]) for v in (0.094, 8.42, 47, 3, 2.1)] == [0.1, 10.0, 50.0, 5.0, 2.5]
     assert chart.nice_top([math.nan]) == 1.0
+
+
+def test_line_and_paragraph_separators_never_reach_the_terminal() -> None:
+    assert list(cells("a\u2028b\u2029c")) == list("a?b?c")
