@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from probes.columns import ABSENT, Floats, Rows, Times, blank, is_absent, is_sample
@@ -187,6 +189,9 @@ def _subquery(ctx: Context, node: Subquery, steps: Steps) -> list[Grid]:
     axis = _inner_steps(ctx, node, steps)
     if not axis.size:
         return []
+    step = node.step_ms or ctx.default_step_ms
+    if axis.size != (int(axis[-1]) - int(axis[0])) // step + 1:
+        ctx = replace(ctx, shared=None)  # its keys tell evenly spaced steps apart, and these have holes
     inner = ctx.eval(node.expr, axis)
     if not isinstance(inner, Vector):
         raise PromQLError(f"a subquery needs an instant vector, not {node.expr}")

@@ -54,6 +54,21 @@ def test_windows_far_apart_do_not_fill_the_time_between_them() -> None:
     assert set(found.values[found.present].tolist()) == {5.0}
 
 
+def test_windows_far_apart_are_shared_with_no_others() -> None:
+    found = engine(columns=6000)
+    times = (END, END + 3_000_000)
+    texts = [f"sum_over_time(abs(m)[{span}:{step}])" for span, step in (("12s", "4s"), ("24s", "8s"), ("6s", "2s"))]
+    for offset in range(0, 8000, 1000):
+        asked = np.array(times, dtype=np.int64) + offset
+        alone = [found.evaluate(parse(text), asked) for text in texts]
+        with found.sharing():
+            together = [found.evaluate(parse(text), asked) for text in texts]
+        for one, other in zip(alone, together, strict=True):
+            assert isinstance(one, Vector)
+            assert isinstance(other, Vector)
+            assert np.array_equal(one.values, other.values)
+
+
 @pytest.mark.parametrize("text", ["max_over_time(m[1y:1ms])", "max_over_time(vector(1)[1000000000s:1s])"])
 def test_too_many_steps_of_a_subquery_are_refused_with_the_number(text: str) -> None:
     with pytest.raises(PromQLError, match="steps over the data that there is, and 11,000 is the most"):
