@@ -93,7 +93,7 @@ FAULTS = (
     Fault("last line cut", "cut-line", "truncated", "", 4, "none", *NOTHING),
     Fault("empty page", "empty", "empty", "the page is empty", 4, "none", *NOTHING),
     Fault("every value NaN", "nan", "empty", "NaN: no data", 0, "gap", "unknown", 3),
-    Fault("every value +Inf", "inf", "fresh", "", 0, "gap", "finding", 1, ("source-blind",)),
+    Fault("every value +Inf", "inf", "fresh", "", 0, "gap", "unknown", 3),
     Fault("no # TYPE lines", "untyped", "fresh", "", 0, "fresh", "healthy", 0),
     Fault(
         "dies while watched", "ok", "refused", "connection refused", 0, "gap", "unknown", 3, ("outage",),
@@ -243,10 +243,10 @@ Written by `tests/live/test_fault_table.py`, which provokes each of them on a re
 *State* is what the Sources screen, `once` and `diagnose` say of the source; *pool* is how `once` gives the pool's use:
 a number that is not there is never 0.
 
-Exit code 4 says that no target gave a single sample: nobody answered, or the page was refused, cut short or empty, and a
-page that is cut anywhere is not used at all. With samples, whatever their values, `once` gives 0, and `diagnose` 3 when it
-cannot decide from them. A recording is held to the same: 4 when it is empty or cut before its first whole line; cut later it
-is read up to there, and the cut is told.
+Exit code 4 says that no target gave a single sample: nobody answered, or the page was no page, empty or cut short (a
+page that is cut anywhere is not used at all). With samples, whatever their values, `once` gives 0, and `diagnose` 3
+when it cannot decide from them. A recording is held to the same: 4 when it is empty or cut before its first whole
+line; one that is cut later is read up to there, and the cut is told.
 
 | fault | state | pool | `once` exit | `diagnose` | exit |
 |---|---|---|---|---|---|
