@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from textual.driver import Driver
     from textual.timer import Timer
 
-    from probes.attach import Attachment
     from probes.labels import Labels
 
-_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT") if hasattr(signal, name))
 _LAST_S = 2.0  # a terminal that is gone may take our last words never
 _FLASH_S = 3.0
 _SETTLED_S = 0.05  # after a resize, until Textual has laid out anew
@@ -393,42 +391,6 @@ class KvtopApp(App[int]):
 
 def _palette(name: str) -> Palette:
     return next((theme for theme in THEMES if theme.name == name), THEMES[0])
-
-
-def run(attach: Callable[[], Attachment], options: Options, farewell: str = "") -> int:
-    """Open the screen on what ``attach`` attaches to (called off the screen's thread); returns the exit code.
-
-    ``farewell`` is printed after the screen was left with ``q``. A signal that ends kvtop (and Ctrl-C) gives 128 and
-    its number, with the terminal as it was before.
-    """
-
-    def monitor(made: KvtopApp) -> Monitored:
-        from tui.monitor import Monitor
-
-        return Monitor(attach, made.post_message, options)
-
-    # The terminal's own size counts, and an empty NO_COLOR asks for nothing (no-color.org).
-    for name in ("COLUMNS", "LINES", *(() if os.environ.get("NO_COLOR") else ("NO_COLOR",))):
-        os.environ.pop(name, None)
-    app = KvtopApp(monitor, options)
-    app.signals = _ENDING
-    # The diagnosis is Python, in another thread: it must hand over quickly when a key comes.
-    sys.setswitchinterval(0.001)
-    code = app.run() or 0
-    if app.says:
-        print(f"kvtop: {app.says}", file=sys.stderr)
-    elif farewell and code == 0:
-        print(farewell)
-    _leave(code)
-    return code
-
-
-def _leave(code: int) -> None:
-    """Leave at once, where Python would wait for a thread: one that asks a name server that hangs, for example."""
-    if threading.active_count() > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _driver() -> type[Driver] | None:

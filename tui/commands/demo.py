@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(story: str, path: Path, args: argparse.Namespace) -> int:
     refuse_dumb("kvtop demo --text")
     from probes.attach import attach
-    from tui.app import run as show
+    from tui.launch import run as show
     from tui.options import Options
 
     with plain_errors():

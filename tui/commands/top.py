@@ -71,7 +71,7 @@ def open_screen(args: argparse.Namespace, options: Options) -> int:
     def attach() -> Attachment:
         return attached(args)
 
-    from tui.app import run as show
+    from tui.launch import run as show
 
     with plain_errors():
         return show(attach, options)

@@ -32,6 +32,7 @@ _KEYS = (
     ("t", "theme: dark, light, high contrast"),
     ("pgup pgdn", "scroll"),
     ("esc", "close"),
+    ("ctrl+l", "paint all anew"),
 )
 _STATES = (
     ("fresh", "the newest scrape has it"),
