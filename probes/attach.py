@@ -17,7 +17,7 @@ from probes.sources.http import TIMEOUT_S, HttpSource
 from probes.target import Target, TargetError, parse_target
 from probes.view import View
 
-LIVE_BYTES = 32 << 20
+LIVE_BYTES = 16 << 20
 RECORDED_BYTES = 512 << 20
 """Window of the store in bytes: a live one must stay small for hours, a history is wanted whole (policy)."""
 _WITH_HISTORY = frozenset(("recording", "prometheus"))
