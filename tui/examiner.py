@@ -12,7 +12,7 @@ from playbooks.verdict import Diagnosis, SourceLine
 if TYPE_CHECKING:
     from playbooks.playbook import Playbook
 
-EVERY_S = 5.0
+EVERY_S = 10.0
 LEAST_SAMPLES = 5
 LOOK_BACK_MS = 900_000
 STEPS = 24  # a report takes more; a screen asks again in seconds
@@ -21,7 +21,7 @@ LONGEST_S = 30.0
 
 
 class Examiner:
-    """Runs `playbooks.engine.diagnose` when it is due: every five seconds, less often where that costs too much.
+    """Runs `playbooks.engine.diagnose` when it is due: every ten seconds, less often where that costs too much.
 
     What it costs is processor time of this thread, on average over the runs; reading the playbooks is no part of it.
     """
