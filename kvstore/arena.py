@@ -10,8 +10,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from typing import Any
-
 import numpy as np
 
 from kvstore.errors import StagingRejected
@@ -97,7 +95,5 @@ class Arena:
 
 def headers_of(slots: Bytes) -> Headers:
     """The headers of `slots` `[n, slot_bytes]` as a strided view `[n]` of `HEADER`; writes go through."""
-    rows: Any = np.ndarray(
-        (len(slots),), HEADER, buffer=slots.data if slots.flags.c_contiguous else slots, strides=(slots.strides[0],)
-    )
+    rows: Headers = slots[:, :HEADER_BYTES].view(HEADER)[:, 0]
     return rows
