@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+
 import numpy as np
 
 from kvstore.errors import StagingRejected

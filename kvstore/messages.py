@@ -1,6 +1,6 @@
 """What clients and shards say to each other: columns, one row a block.
 
-Every message carries a Lamport clock and (requests) a deadline; `wire.py` packs them, `shard.py` answers them. Slots and
+Requests carry a Lamport clock and a deadline; `wire.py` packs them, `shard.py` answers them. Slots and
 generations come from `pool.py`; times are milliseconds of CLOCK_MONOTONIC of the shard's host unless said otherwise.
 """
 
