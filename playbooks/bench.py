@@ -123,8 +123,13 @@ class Bench:
             return np.full((len(values), 1), np.nan)
         return _median(values[:, mask])
 
-    def members(self, exprs: Iterable[str], labels: tuple[str, ...], *, trailing: int | None = None) -> list[Member]:
-        """Distinct members that any of the expressions speaks of (in the last ``trailing`` steps when given)."""
+    def members(
+        self, exprs: Iterable[str], labels: tuple[str, ...], *, trailing: int | None = None, without: str = ""
+    ) -> list[Member]:
+        """Distinct members that any of the expressions speaks of (in the last ``trailing`` steps when given).
+
+        Rows that have the label ``without`` speak of somebody else.
+        """
         found: dict[Member, None] = {}
         for expr in exprs:
             table = self.table(expr)
@@ -132,7 +137,7 @@ class Bench:
             seen_rows = [not np.isnan(row).all() for row in window]
             for row, seen in zip(table.labels, seen_rows, strict=True):
                 member = row.only(labels)
-                if seen and member:
+                if seen and member and not (without and row.get(without)):
                     found.setdefault(member)
         return sorted(found, key=str)
 

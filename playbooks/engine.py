@@ -41,6 +41,7 @@ ENGINE_SIGNALS = (
     "kv:prefix_cache_queries_total",
     "kv:requests_finished_total",
 )
+SHARD_SIGNALS = ("kv:pool_usage_ratio", "kv:operations_total", "kv:busy_seconds_total")
 GPU_SIGNALS = ("kv:gpu_utilization_ratio", "kv:gpu_engine_active_ratio", "kv:gpu_memory_used_bytes")
 DEVICE_SIGNALS = ("kv:rdma_port_state", "kv:rdma_transmit_bytes_total")
 TIER_SIGNALS = ("kv:tier_lookup_tokens_total", "kv:tier_usage_bytes", "kv:tier_usage_ratio")
@@ -84,7 +85,7 @@ def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules
     findings = tuple(_finding(r, under, rulings, bench, names) for r, under in grouped)
     open_ = causality.unexplained(swept.bad, held)
     return Diagnosis(
-        verdict=_overall(findings, swept, open_, members["engine"]),
+        verdict=_overall(findings, swept, open_, [*members["engine"], *members["shard"]]),
         start_ms=case.grid.start_ms,
         end_ms=case.grid.end_ms,
         findings=findings,
@@ -100,26 +101,38 @@ def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules
 def find_members(bench: Bench) -> dict[str, list[Member]]:
     """Members of each scope that this window shows.
 
-    A ``target`` is an engine's page, an ``exporter`` any other, an ``endpoint`` either; a ``device`` is an RDMA device.
+    A ``shard`` is one of a KV store; a ``target`` is an engine's page or a shard's, an ``exporter`` any other, an
+    ``endpoint`` either; a ``device`` is an RDMA device.
     """
     times = len(bench.grid.times)
     recent = max(1, min(times, bench.grid.window_ms // bench.grid.step_ms))
     ever = [f"last_over_time({name}[$span])" for name in ENGINE_SIGNALS]
-    engines = bench.members(ENGINE_SIGNALS, SCOPES["engine"], trailing=recent)
+    engines = bench.members(ENGINE_SIGNALS, SCOPES["engine"], trailing=recent, without="shard")
     targets = bench.members(ever, SCOPES["target"])
     hosts = {m.get("instance") for m in targets}
     every = bench.members(["kv:up"], SCOPES["exporter"])
     tiers = bench.members(TIER_SIGNALS, SCOPES["endpoint"])
     return {
         "engine": engines,
+        "shard": _shards(bench, recent),
         "target": targets,
         "exporter": [m for m in every if m.get("instance") not in hosts],
         "endpoint": sorted({m.only(SCOPES["endpoint"]) for m in (*every, *targets, *tiers)}, key=str),
         "gpu": [m for m in bench.members(GPU_SIGNALS, SCOPES["gpu"]) if m.get("gpu")],
         "device": [m for m in bench.members(DEVICE_SIGNALS, SCOPES["device"]) if m.get("device")],
-        "model": bench.members(ENGINE_SIGNALS[:3], SCOPES["model"], trailing=recent),
+        "model": bench.members(ENGINE_SIGNALS[:3], SCOPES["model"], trailing=recent, without="shard"),
         "fleet": [Member.of()],
     }
+
+
+def _shards(bench: Bench, recent: int) -> list[Member]:
+    """Shards that speak, and those that spoke within the window and are still asked: a stopped one is no stranger."""
+    labels = SCOPES["shard"]
+    speaking = bench.members(SHARD_SIGNALS, labels, trailing=recent)
+    spoke = bench.members([f"last_over_time({name}[$span])" for name in SHARD_SIGNALS], labels)
+    asked = {m.get("instance") for m in bench.members(["kv:up"], SCOPES["target"], trailing=recent)}
+    found = {*speaking, *(m for m in spoke if m.get("instance") in asked)}
+    return sorted((m for m in found if m.get("shard")), key=str)
 
 
 def _strongest(rulings: Iterable[Ruling]) -> list[Ruling]:
@@ -229,10 +242,10 @@ def _why_not(rulings: Iterable[Ruling]) -> Iterable[Refutation]:
     return seen.values()
 
 
-def _overall(findings: Sequence[Finding], swept: Swept, open_: Sequence[Bad], engines: Sequence[Member]) -> Overall:
+def _overall(findings: Sequence[Finding], swept: Swept, open_: Sequence[Bad], served: Sequence[Member]) -> Overall:
     if findings:
         return Overall.FINDING
     undecided = any(c.bad is None and c.name not in MAY_STAY_OPEN for c in swept.core)
-    if open_ or undecided or not engines:
+    if open_ or undecided or not served:
         return Overall.UNKNOWN
     return Overall.HEALTHY

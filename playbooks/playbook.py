@@ -13,6 +13,7 @@ from playbooks.terms import expand
 
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "engine": ("instance", "engine"),
+    "shard": ("instance", "shard"),
     "target": ("instance",),
     "exporter": ("instance", "job"),
     "endpoint": ("instance",),

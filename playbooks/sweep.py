@@ -26,6 +26,7 @@ CORE = ("capacity", "queue", "preemption", "latency", "freshness")
 # A sticky check counts when it held at any time: it may be over because what it did is done (memory freed by a death).
 STICKY_HOLD_MS = 20_000
 MAY_STAY_OPEN = frozenset({"latency"})
+ENGINES_ONLY = frozenset({"preemption"})  # a store refuses or evicts: it has no request to take blocks from
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable
                 sentence = fill(check.test.says, value, check.test.threshold)
                 bad.append(Bad(check, member, value, sentence))
                 words.setdefault(check.core or check.test.name, f"{_name(member)}: {sentence}")
-    core = tuple(CoreCheck(name, _core(name, said[name]), words.get(name, "")) for name in CORE)
+    no_engine = bool(members.get("shard")) and not members.get("engine")
+    asked = [name for name in CORE if not (no_engine and name in ENGINES_ONLY)]
+    core = tuple(CoreCheck(name, _core(name, said[name]), words.get(name, "")) for name in asked)
     return Swept(tuple(bad), core)
 
 
@@ -159,6 +162,8 @@ def _core(name: str, answers: Sequence[Answer]) -> bool | None:
 
 
 def _name(member: Member) -> str:
-    """An engine by its instance; the rank matters only where it is not the first."""
+    """An engine by its instance; the rank matters only where it is not the first. A shard by its name first."""
+    if member.get("shard"):
+        return f"shard {member.get('shard')} ({member.get('instance')})"
     named = [value for label, value in member if label != "engine" or value != "0"]
     return ", ".join(named) or "fleet"
