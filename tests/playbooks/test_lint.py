@@ -203,7 +203,7 @@ BREAKS = [
         "scope: engine",
         "scope: universe",
         "    scope: universe",
-        r"'universe' is none of engine, target",
+        r"'universe' is none of engine, shard",
     ),
     Break("section missing", "## Impact\n", "", "## Meaning", r"no section '## Impact'"),
     Break(
