@@ -1,0 +1,162 @@
+"""Key → slot and generation: a table that the shard writes and readers on the same host map read-only.
+
+Two choices of bucket a key (Azar et al. 1994), eight ways a bucket: a lookup looks at sixteen places and never walks,
+a removal leaves no tombstone, and a thousand lookups are a few array operations. A bucket's eight tags fill one cache
+line.
+A reader may see an entry half written: the slot's own header, compared in full, decides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena import Memory
+from kvstore.errors import BadRequest
+from kvstore.keys import Keys, mix
+
+WAYS = 8
+_MAGIC = 0x5844_4E49_564B_0001
+_HEAD_WORDS = 64
+_MOST_PER_BUCKET = 3
+"""Mean entries of a full table's bucket. The fullest of n buckets holds about log2(log2 n) more (< 5): it fits in 8."""
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+class Index:
+    """Columns over a `Memory`: `tags [buckets, 8]`, `keys [entries, 4]`, `slots [entries]`, `generations [entries]`."""
+
+    def __init__(self, memory: Memory, buckets: int) -> None:
+        entries = buckets * WAYS
+        words = memory.bytes[: self.bytes_for(buckets)].view(np.uint64)
+        body = words[_HEAD_WORDS:]
+        self.memory = memory
+        self.buckets = buckets
+        self._head = words[:_HEAD_WORDS]
+        self._tags = body[:entries].reshape(buckets, WAYS)
+        self._flat_tags = body[:entries]
+        self._keys = body[entries : entries * 5].reshape(entries, 4)
+        self._slots = body[entries * 5 : entries * 6].view(np.int64)
+        self._generations = body[entries * 6 : entries * 7]
+
+    @staticmethod
+    def bytes_for(buckets: int) -> int:
+        return 8 * (_HEAD_WORDS + buckets * WAYS * 7)
+
+    @classmethod
+    def create(cls, blocks: int) -> Index:
+        """An empty table for at most `blocks` keys."""
+        buckets = 1 << max(4, (-(-blocks // _MOST_PER_BUCKET) - 1).bit_length())
+        memory = Memory.create("kv-index", cls.bytes_for(buckets), readers_cannot_write=True)
+        index = cls(memory, buckets)
+        index._head[1] = buckets
+        index._head[0] = _MAGIC
+        return index
+
+    @classmethod
+    def attach(cls, memory: Memory) -> Index:
+        """Another process's table; raises `BadRequest` when the memory holds none."""
+        head = memory.bytes[:16].view(np.uint64)
+        buckets = int(head[1])
+        if int(head[0]) != _MAGIC or buckets < 1 or cls.bytes_for(buckets) > memory.size:
+            raise BadRequest("the descriptor passed as index holds no index of this version")
+        return cls(memory, buckets)
+
+    def find(self, keys: Keys) -> tuple[Slots, Words]:
+        """Slot (−1: absent) and generation of each key `[n, 4]`; keys are compared in full."""
+        entries, found = self._entries(keys)
+        slots = np.where(found, self._slots.take(entries), -1)
+        return slots, self._generations.take(entries)
+
+    def insert(self, keys: Keys, slots: Slots, generations: Words) -> npt.NDArray[np.bool_]:
+        """Add keys that are absent and distinct; False where both buckets and their neighbours are full."""
+        tags = _tags(keys)
+        done = np.zeros(len(keys), np.bool_)
+        pending = np.arange(len(keys))
+        while len(pending):
+            entry = self._free_entry(tags[pending])
+            has = entry >= 0
+            if not has.any():
+                break
+            _, first = np.unique(entry[has], return_index=True)
+            rows = np.flatnonzero(has)[first]
+            winners = pending[rows]
+            self._write(entry[rows], tags[winners], keys[winners], slots[winners], generations[winners])
+            done[winners] = True
+            pending = np.delete(pending, rows)
+        for row in pending.tolist():
+            done[row] = self._kick(tags[row], keys[row], int(slots[row]), int(generations[row]))
+        return done
+
+    def move(self, keys: Keys, slots: Slots, generations: Words) -> None:
+        """Point present keys at other slots; a reader in between sees either, or a pair that the header refutes."""
+        entries, found = self._entries(keys)
+        at = entries[found]
+        self._generations[at] = generations[found]
+        self._slots[at] = slots[found]
+
+    def remove(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Take keys out; whether each was there."""
+        entries, found = self._entries(keys)
+        at = entries[found]
+        self._flat_tags[at] = 0
+        self._slots[at] = -1
+        return found
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._flat_tags))
+
+    def _entries(self, keys: Keys) -> tuple[Slots, npt.NDArray[np.bool_]]:
+        """The entry of each key and whether it is really that key's."""
+        tags = _tags(keys)
+        buckets = np.stack(self._buckets(tags), axis=1)
+        same = self._tags.take(buckets, axis=0).reshape(len(keys), 2 * WAYS) == tags[:, None]
+        place = same.argmax(axis=1)
+        which, way = np.divmod(place, WAYS)
+        entries = np.take_along_axis(buckets, which[:, None], axis=1)[:, 0] * WAYS + way
+        rows = self._keys.take(entries, axis=0)
+        found = same.any(axis=1) & (rows == keys).all(axis=1)
+        return entries, found
+
+    def _buckets(self, tags: Words) -> tuple[Slots, Slots]:
+        mask = np.uint64(self.buckets - 1)
+        first = tags & mask
+        return first.astype(np.int64), ((tags >> np.uint64(32)) & mask).astype(np.int64)
+
+    def _free_entry(self, tags: Words) -> Slots:
+        """A free entry in the emptier bucket of each tag; −1 when both are full."""
+        first, second = self._buckets(tags)
+        free_first, free_second = self._tags[first] == 0, self._tags[second] == 0
+        use_second = free_second.sum(axis=1) > free_first.sum(axis=1)
+        free = np.where(use_second[:, None], free_second, free_first)
+        bucket = np.where(use_second, second, first)
+        return np.where(free.any(axis=1), bucket * WAYS + free.argmax(axis=1), -1)
+
+    def _write(self, entries: Slots, tags: Words, keys: Keys, slots: Slots, generations: Words) -> None:
+        self._keys[entries] = keys
+        self._generations[entries] = generations
+        self._slots[entries] = slots
+        self._flat_tags[entries] = tags
+
+    def _kick(self, tag: np.uint64, key: Words, slot: int, generation: int) -> bool:
+        """Make room in a full bucket by moving one resident to its other bucket."""
+        one = np.asarray([tag], np.uint64)
+        for bucket in self._buckets(one):
+            residents = bucket[0] * WAYS + np.arange(WAYS)
+            entry = self._free_entry(self._flat_tags[residents])
+            movable = np.flatnonzero((entry >= 0) & (entry // WAYS != bucket[0]))
+            if not len(movable):
+                continue
+            old, new = residents[movable[:1]], entry[movable[:1]]
+            self._write(new, self._flat_tags[old], self._keys[old], self._slots[old], self._generations[old])
+            self._flat_tags[old] = 0
+            self._write(old, one, key[None], np.asarray([slot]), np.asarray([generation], np.uint64))
+            return True
+        return False
+
+
+def _tags(keys: Keys) -> Words:
+    """The key's hash; 0 marks an empty way, so it is never a tag."""
+    return np.maximum(mix(keys), np.uint64(1))
