@@ -6,6 +6,7 @@ what only the screen needs.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import io
@@ -19,12 +20,29 @@ from tui.commands.when import bind_negative, expression_first
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvtop``; returns the exit code (0 to 4; 70 for a fault of kvtop itself, 74 for an answer that cannot be
-    written, 130 after Ctrl-C)."""
+    written, 130 after Ctrl-C). Without ``argv`` it is the program itself, and ends the process."""
+    code = _guarded(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End the process here: all is written and closed, and taking every module and object apart, which Python does
+    next, costs as much as a scrape. A profiler or a debugger is left to finish its work."""
+    if sys.gettrace() is None and sys.getprofile() is None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _guarded(words: list[str]) -> int:
+    """The exit code of a command, whatever happens in it."""
     # We call no BLAS: one thread keeps its start-up and its memory out of every command (before numpy is imported).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Start-up makes many objects and no garbage: looking for it a hundred times costs more than it frees.
     gc.set_threshold(50_000, 20, 20)
-    words = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
     try:
         code = _dispatch(words)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
@@ -34,6 +36,17 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
+def _columns() -> int:
+    """The terminal's width as ``shutil.get_terminal_size`` tells it: COLUMNS, else the terminal's own, else 80."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else 1).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with our manners: a wrong option is one line, not the whole usage."""
 
@@ -42,6 +55,11 @@ class Parser(argparse.ArgumentParser):
         from tui.commands.output import show
 
         show(message, end="")
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """argparse makes one for every argument, and without a width each asks ``shutil``, which loads three
+        compressors."""
+        return self.formatter_class(prog=self.prog, width=_columns() - 2)  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see `{self.prog} --help`)")
