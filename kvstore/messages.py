@@ -46,6 +46,9 @@ class Envelope:
     """From the moment of sending; the shard answers `DeadlineExceeded` rather than later."""
     traceparent: str = ""
     client: int = 0
+    """Who asks: the number that the shard's door gave it."""
+    ticket: int = 0
+    """One a put or append of that client: what a cancel names."""
 
 
 @dataclass(frozen=True, slots=True)
