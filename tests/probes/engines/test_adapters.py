@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from probes.rules import CanonicalEntry, Rule, RuleSet
+from tests.fixtures.kvstore import page as store
 
 ENGINES = Path(__file__).parents[3] / "probes" / "engines"
 SHARED = Path(__file__).parents[3] / ".." / "shared"
@@ -85,6 +86,15 @@ def seen_types() -> dict[str, str]:
 
 
 @cache
+def store_types() -> dict[str, str]:
+    """Family name (as exposed, with _total or _info) → type, on a page of the store."""
+    ends = {"counter": "_total", "info": "_info"}
+    kinds = {"info": "gauge"}
+    found = re.findall(r"^# TYPE (\S+) (\w+)$", store.page(store.healthy(), 60.0), re.MULTILINE)
+    return {name + ends.get(kind, ""): kinds.get(kind, kind) for name, kind in found}
+
+
+@cache
 def info_gauges() -> set[str]:
     listed = yaml.safe_load((ENGINES / "info_labels.yml").read_text())
     return {f"{info}:{label}" for info, entry in listed.items() for label in entry["labels"]}
@@ -106,7 +116,7 @@ def test_every_raw_name_is_known_with_the_type_of_its_canonical_entry() -> None:
         elif metric in catalogue():
             kind = str(catalogue()[metric]["type"])
         else:
-            kind = seen_types().get(metric, "nowhere to be found")
+            kind = store_types().get(metric) or seen_types().get(metric, "nowhere to be found")
         if kind != entry.type and not (kind == "unknown" and entry.type == "counter"):
             wrong.append(f"{rule.file}:{rule.line}: {metric} is {kind}, {entry.name} a {entry.type}")
     assert not wrong

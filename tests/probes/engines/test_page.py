@@ -52,6 +52,8 @@ def test_a_real_page_fills_every_signal_that_needs_nothing_else(workload: str) -
     view = view_of(workload)
     missing = []
     for entry in rules().vocabulary:
+        if {dict(rule.labels).get("system") for rule in rules().rules_of(entry.series[0])} == {"kvstore"}:
+            continue
         for series in entry.series:
             value = view.instant(series, AT_MS)
             assert isinstance(value, Vector)
