@@ -2,9 +2,9 @@
 
 A placement cuts the key space into *units* – buckets of a hash, (layer, head group) pairs, or windows of such a pair –
 and keeps one table, unit → shard number. The table is a function of the first members and of the changes since,
-replayed in order: whoever knows those (a few dozen bytes of JSON) computes the same homes, loads stay even, and a change
-moves only what must move. Adding a shard moves its share of the units to it and nothing else; removing one moves its
-units and nothing else.
+replayed in order: whoever knows those (a few dozen bytes of JSON) computes the same homes, loads stay even, and a
+change moves only what must move. Adding a shard moves its share of the units to it and nothing else; removing one
+moves its units and nothing else.
 
 A shard's number is its place among all names there ever were, so that a number in a message never means two shards.
 """
