@@ -1,0 +1,1 @@
+"""What `kvstore bench` measures; each module has `run(argv) -> int`."""
