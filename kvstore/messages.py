@@ -189,11 +189,16 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """A new session (`session` 0) or one that must still live; idle longer than `ttl_ms` ends it."""
+    """A new session (`session` 0) or one that must still live; idle longer than `ttl_ms` ends it.
+
+    `create`: open it under this very handle if it does not live here, since one session spans several shards (a handle
+    that expired here is still counted as such, and `alive` is then False though it lives again from now on).
+    """
 
     session: int = 0
     session_class: str = "default"
     ttl_ms: int = 1_800_000
+    create: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ _SHAPES = (
         + " ".join(f"reads.{name}:u64" for name in _READS),
         reads=m.ReadReport,
     ),
-    _shape(11, m.OpenSession, "session:u64 ttl_ms:i64 session_class:text/t"),
+    _shape(11, m.OpenSession, "session:u64 ttl_ms:i64 create:bool session_class:text/t"),
     _shape(12, m.SessionState, "session:u64 alive:bool blocks:u64 age_ms:i64"),
     _shape(13, m.CloseSession, "session:u64 forget:bool"),
     _shape(14, m.Remove, "durability:durability keys:key/n"),
