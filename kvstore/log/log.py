@@ -1,0 +1,192 @@
+"""The write-ahead log of one shard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from kvstore.errors import BadRequest, LogFailed
+from kvstore.log.checkpoint import Checkpoint, load, save
+from kvstore.log.collect import Collector
+from kvstore.log.config import LogConfig
+from kvstore.log.group import Flusher
+from kvstore.log.lock import DirectoryLock, open_failure
+from kvstore.log.record import Batch, Kind, drops
+from kvstore.log.recovery import Entries, LiveEntry, Replay, replay
+from kvstore.log.shelf import Shelf, open_segments
+from kvstore.log.stats import LogStats, WalMeters
+from kvstore.log.ticket import Ticket
+from kvstore.log.timer import NativeTimer
+from kvstore.log.writer import Writer
+
+
+class Log:
+    """Open on construction, recovered, and ready to append; a context manager.
+
+    ``append`` from an event loop or from plain code; nothing is acknowledged before it is as durable as the
+    configuration says. Raises at construction `LogLocked`, `LogCorrupt`, `LayoutMismatch`, or `LogFailed` when the
+    directory cannot be used.
+    """
+
+    def __init__(self, directory: Path | str, config: LogConfig, stats: WalMeters | None = None) -> None:
+        self.directory = Path(directory)
+        self.config = config
+        self.stats: WalMeters = stats if stats is not None else LogStats()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = DirectoryLock(self.directory)
+        except OSError as error:
+            raise open_failure(self.directory, error) from None
+        try:
+            self._open()
+        except OSError as error:
+            self._lock.close()
+            raise open_failure(self.directory, error) from None
+        except BaseException:
+            self._lock.close()
+            raise
+        self._flusher.start()
+
+    damaged_blocks = 0
+    """Blocks that recovery left out since their payload had changed on disk."""
+
+    def _open(self) -> None:
+        segments = open_segments(self.directory)
+        checkpoint = load(self.directory, self.config.shape)
+        replayed = replay(self.directory, checkpoint, segments)
+        self.last_clock = replayed.table.last_clock
+        """The highest Lamport clock that the log holds: merge it before handing out a new one."""
+        self._timer = NativeTimer()
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="kv-log-helper")
+        shelf = Shelf(self.directory, self.config, self._helper, self._timer.wake)
+        by_epoch = {segment.epoch: segment for segment in segments if segment.epoch}
+        live = {epoch for epoch, size in replayed.table.live_bytes.items() if size}
+        newest = by_epoch.get(replayed.position.epoch)
+        if newest is not None:
+            newest.sync()  # what was only in the page cache counts from now on
+        if checkpoint is None or replayed.records:
+            taken = Checkpoint(replayed.position, replayed.table.snapshot(), replayed.table.last_clock)
+            self.stats.wal_written_bytes += save(self.directory, self.config.shape, taken)
+        self._recovered: Entries | None = Entries(replayed.table.snapshot(), by_epoch, self.config.shape)
+        shelf.adopt(segments, live, replayed.position.epoch)
+        self._writer = Writer(shelf, replayed.table, replayed.position, self.stats)
+        self._collector = Collector(self._writer, self._helper, self._timer.wake)
+        self._flusher = Flusher(self._writer, self._collector, self._timer)
+        self._replayed: Replay = replayed
+
+    def recovered(self) -> Iterator[LiveEntry]:
+        """The blocks that the log held when it was opened, oldest write first; once, and before the first append.
+
+        A block whose payload is damaged is left out and counted in `damaged_blocks`.
+        """
+        entries, self._recovered = self._recovered, None
+        if entries is None:
+            raise RuntimeError("recovered() was called already, or after an append")
+        self._collector.on_hold = True
+        try:
+            yield from entries
+        finally:
+            self._collector.on_hold = False
+        self.damaged_blocks = len(entries.damaged)
+        if entries.damaged:
+            keys = np.frombuffer(b"".join(entries.damaged), np.uint64).reshape(-1, 4)
+            self.append(drops(keys, Kind.EVICT, clock=self.last_clock))
+
+    def append(self, batch: Batch, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+        """Hand a batch to the log; with `loop`, `ticket.future` is resolved there.
+
+        The payload buffers must keep their bytes until the ticket is done. Raises `BadRequest` for payloads of the
+        wrong size, `LogFailed` when the log has stopped; the ticket fails with `LogFull` when there is no room.
+        """
+        if not len(batch):
+            raise BadRequest("an empty batch for the log")
+        self._check(batch)
+        if not self._collector.on_hold:
+            self._recovered = None
+        ticket = Ticket(batch, loop)
+        self._flusher.put(ticket)
+        return ticket
+
+    async def commit(self, batch: Batch) -> None:
+        """`append`, then wait in this event loop."""
+        ticket = self.append(batch, asyncio.get_running_loop())
+        assert ticket.future is not None
+        await ticket.future
+
+    @staticmethod
+    def wait(ticket: Ticket, timeout: float) -> None:
+        """Block until `ticket` is acknowledged; see `Ticket.wait`."""
+        ticket.wait(timeout)
+
+    @property
+    def failure(self) -> LogFailed | None:
+        """Set once the log has stopped for good: the shard must stop too."""
+        return self._flusher.failure
+
+    @property
+    def pending_records(self) -> int:
+        """Handed over and not yet answered."""
+        return self._flusher.appended_records - self._flusher.settled_records
+
+    @property
+    def segments(self) -> dict[str, int]:
+        """By state: active, sealed, spare."""
+        return self._writer.shelf.by_state()
+
+    @property
+    def truncations(self) -> int:
+        """How often segments were freed."""
+        return self._collector.truncations
+
+    @property
+    def checkpoints(self) -> int:
+        return self._collector.checkpoints
+
+    @property
+    def live_blocks(self) -> int:
+        """Blocks that a recovery would find."""
+        return len(self._writer.table)
+
+    @property
+    def replayed_records(self) -> int:
+        """Records behind the checkpoint that opening this log replayed."""
+        return self._replayed.records
+
+    @property
+    def torn_bytes(self) -> int:
+        """Whole records of a batch that was not complete when the log was opened."""
+        return self._replayed.torn_bytes
+
+    def _check(self, batch: Batch) -> None:
+        headers, shape = batch.headers, self.config.shape
+        kinds, sizes = headers["kind"], headers["payload_bytes"]
+        whole = kinds == Kind.PUT
+        added = kinds == Kind.APPEND
+        first, valid = headers["first"].astype(np.int64), headers["valid"].astype(np.int64)
+        expected = np.where(whole, shape.block_bytes, 0)
+        expected[added] = ((valid - first) * shape.planes * shape.token_bytes)[added]
+        bad = (sizes != expected) | (valid > shape.tokens) | (added & (valid <= first))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise BadRequest(
+                f"record {row} of a log batch has {sizes[row]} payload bytes for tokens {first[row]} to {valid[row]}; "
+                f"blocks here hold {shape.tokens} tokens in {shape.block_bytes} bytes"
+            )
+
+    def close(self) -> None:
+        """Acknowledge what waits, write a checkpoint, release the directory."""
+        self._flusher.close()
+        self._helper.shutdown()
+        self._writer.shelf.close()
+        self._timer.close()
+        self._lock.close()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
