@@ -21,7 +21,11 @@ _HEAD_WORDS = 64
 _MOST_PER_BUCKET = 3
 """Mean entries of a full table's bucket. The fullest of n buckets holds about log2(log2 n) more (< 5): it fits in 8."""
 
+_ROOM_TO_SPARE = 3
+"""With three ways free or more a key stays in its first bucket, so that most lookups end there."""
+
 Slots = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
 
@@ -70,7 +74,7 @@ class Index:
         slots = np.where(found, self._slots.take(entries), -1)
         return slots, self._generations.take(entries)
 
-    def insert(self, keys: Keys, slots: Slots, generations: Words) -> npt.NDArray[np.bool_]:
+    def insert(self, keys: Keys, slots: Slots, generations: Words) -> Flags:
         """Add keys that are absent and distinct; False where both buckets and their neighbours are full."""
         tags = _tags(keys)
         done = np.zeros(len(keys), np.bool_)
@@ -97,7 +101,7 @@ class Index:
         self._generations[at] = generations[found]
         self._slots[at] = slots[found]
 
-    def remove(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def remove(self, keys: Keys) -> Flags:
         """Take keys out; whether each was there."""
         entries, found = self._entries(keys)
         at = entries[found]
@@ -108,17 +112,23 @@ class Index:
     def __len__(self) -> int:
         return int(np.count_nonzero(self._flat_tags))
 
-    def _entries(self, keys: Keys) -> tuple[Slots, npt.NDArray[np.bool_]]:
-        """The entry of each key and whether it is really that key's."""
+    def _entries(self, keys: Keys) -> tuple[Slots, Flags]:
+        """The entry of each key and whether it is really that key's; most are in their first bucket."""
         tags = _tags(keys)
-        buckets = np.stack(self._buckets(tags), axis=1)
-        same = self._tags.take(buckets, axis=0).reshape(len(keys), 2 * WAYS) == tags[:, None]
-        place = same.argmax(axis=1)
-        which, way = np.divmod(place, WAYS)
-        entries = np.take_along_axis(buckets, which[:, None], axis=1)[:, 0] * WAYS + way
-        rows = self._keys.take(entries, axis=0)
-        found = same.any(axis=1) & (rows == keys).all(axis=1)
+        first, second = self._buckets(tags)
+        entries, found = self._look(first, tags, keys)
+        rest = np.flatnonzero(~found)
+        if len(rest):
+            entries[rest], found[rest] = self._look(second[rest], tags[rest], keys[rest])
         return entries, found
+
+    def _look(self, buckets: Slots, tags: Words, keys: Keys) -> tuple[Slots, Flags]:
+        way = (self._tags.take(buckets, axis=0) == tags[:, None]).argmax(axis=1)
+        entries = buckets * WAYS + way
+        rows = self._keys.take(entries, axis=0)
+        differ = rows ^ keys
+        same = (differ[:, 0] | differ[:, 1] | differ[:, 2] | differ[:, 3]) == 0
+        return entries, same & (self._flat_tags.take(entries) == tags)
 
     def _buckets(self, tags: Words) -> tuple[Slots, Slots]:
         mask = np.uint64(self.buckets - 1)
@@ -126,10 +136,11 @@ class Index:
         return first.astype(np.int64), ((tags >> np.uint64(32)) & mask).astype(np.int64)
 
     def _free_entry(self, tags: Words) -> Slots:
-        """A free entry in the emptier bucket of each tag; −1 when both are full."""
+        """A free entry of each tag: in its first bucket while that has room to spare, else in the emptier; or −1."""
         first, second = self._buckets(tags)
         free_first, free_second = self._tags[first] == 0, self._tags[second] == 0
-        use_second = free_second.sum(axis=1) > free_first.sum(axis=1)
+        room = free_first.sum(axis=1)
+        use_second = (room < _ROOM_TO_SPARE) & (free_second.sum(axis=1) > room)
         free = np.where(use_second[:, None], free_second, free_first)
         bucket = np.where(use_second, second, first)
         return np.where(free.any(axis=1), bucket * WAYS + free.argmax(axis=1), -1)
