@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from probes.instrument.traced import Call
 
 KINDS = {kind.name.lower(): kind for kind in SpanKind}
+QUEUE_SPANS = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", 16_384))
+"""Spans that may wait for their exporter; OpenTelemetry's 2,048 are gone in a burst of single-block operations."""
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -101,7 +103,7 @@ class Tracing:
                 names["service.instance.id"] = instance
             current = self._own = TracerProvider(resource=Resource.create(names))
             for exporter in exporters(file):
-                current.add_span_processor(BatchSpanProcessor(exporter))
+                current.add_span_processor(BatchSpanProcessor(exporter, QUEUE_SPANS))
         self._provider = current
         self._tracers: dict[str, trace.Tracer] = {}
         self.begun = 0
