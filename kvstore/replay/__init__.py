@@ -1,0 +1,1 @@
+"""Replays of request traces against a real cluster."""
