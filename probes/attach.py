@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +59,10 @@ class Attachment:
     async def cycle(self, now_ms: int, patience_s: float | None = None) -> Cycle:
         """Ask every source once, waiting ``patience_s`` at most (default: the interval); see ``Sampler.cycle``."""
         return await self.sampler.cycle(now_ms, patience_s)
+
+    def cycle_alone(self, now_ms: int) -> Cycle | None:
+        """The only cycle, without an event loop, where there is one target at most; see ``Sampler.cycle_alone``."""
+        return self.sampler.cycle_alone(now_ms)
 
     def span(self) -> tuple[int, int] | None:
         """First and last sample time in the store, ms; None when there is none."""
@@ -159,6 +162,8 @@ def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
 
 async def discover(timeout_s: float = _KNOCK_S) -> list[tuple[str, str]]:
     """The well-known loopback ports on which something listens: ``(host:port, what usually does)``."""
+
+    import asyncio
 
     async def knock(port: int, what: str) -> tuple[str, str] | None:
         try:

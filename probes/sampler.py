@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
 from probes.sources.discovery import Discovery
+
+if TYPE_CHECKING:
+    import asyncio
 
 _GRACE_S = 0.05
 
@@ -68,18 +71,35 @@ class Sampler:
         settled |= await self._ask([one for one in self.sources if one not in settled], now_ms, until)
         return Cycle(now_ms, tuple(settled.get(source, source.status) for source in self.sources))
 
+    def cycle_alone(self, now_ms: int) -> Cycle | None:
+        """One cycle without an event loop (asyncio costs more to load than a scrape): the only one of its sampler.
+
+        None, and nothing is asked, where several targets would have to be asked side by side.
+        """
+        asked = [(root, getattr(root, "collect_alone", None)) for root in self._roots]
+        if sum(root.status.kind != "recording" for root in self._roots) > 1:
+            return None
+        if any(ask is None for _, ask in asked):  # a list of targets
+            return None
+        return Cycle(now_ms, tuple(_alone(root, ask, now_ms) for root, ask in asked if ask is not None))
+
     async def close(self) -> None:
         """Stop what is under way and close the sources; never waits for a target."""
         tasks = [attempt.task for attempt in self._running.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            import asyncio
+
+            await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()
         for source in {*self._roots, *self.sources}:
             with contextlib.suppress(OSError):
                 await source.close()
 
     async def _ask(self, sources: Iterable[Source], now_ms: int, until: float) -> dict[Source, SourceStatus]:
+        import asyncio
+
         asked = list(sources)
         for source in asked:
             if source not in self._running:
@@ -98,10 +118,20 @@ class Sampler:
         if attempt.task.cancelled():
             return replace(source.status, state="gone", error="the attempt was cancelled", time_ms=now_ms)
         failure = attempt.task.exception()
-        if failure is not None:
-            words = f"internal error: {type(failure).__name__}: {failure}"
-            return replace(source.status, state="gone", error=words, time_ms=now_ms)
-        return attempt.task.result()
+        return _broken(source, now_ms, failure) if failure is not None else attempt.task.result()
+
+
+def _alone(source: Source, ask: Callable[[int], SourceStatus], now_ms: int) -> SourceStatus:
+    try:
+        return ask(now_ms)
+    except Exception as failure:
+        return _broken(source, now_ms, failure)
+
+
+def _broken(source: Source, now_ms: int, failure: BaseException) -> SourceStatus:
+    """A source must not raise; one that does is the fault of kvscope, and no other source's."""
+    words = f"internal error: {type(failure).__name__}: {failure}"
+    return replace(source.status, state="gone", error=words, time_ms=now_ms)
 
 
 async def _retire(discovery: Discovery, running: dict[Source, _Attempt], now_ms: int) -> None:
@@ -110,6 +140,8 @@ async def _retire(discovery: Discovery, running: dict[Source, _Attempt], now_ms:
     for source in gone:
         attempt = running.pop(source, None)
         if attempt is not None:
+            import asyncio
+
             attempt.task.cancel()
             await asyncio.gather(attempt.task, return_exceptions=True)
         await source.close()

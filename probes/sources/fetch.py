@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import contextlib
 import os
-import ssl
 import time
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import h11
 
 from probes.printable import LONGEST, one_line
 from probes.sources.base import State
-from probes.sources.resolve import NameError_, resolve
+from probes.sources.resolve import NameError_
+from probes.sources.wire import DeadlineError, Network, Wire
 from probes.target import Access, hide
 
-_READ = 1 << 16
+if TYPE_CHECKING:
+    import ssl
+
 _REDIRECTS = 3
 _REDIRECT_CODES = (301, 302, 303, 307, 308)
 USER_AGENT = "kvscope"
@@ -47,8 +48,7 @@ class Response:
 
 @dataclass(slots=True)
 class _Connection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    wire: Wire
     http: h11.Connection
     origin: tuple[str, str, int]
     used: bool = False
@@ -65,7 +65,7 @@ class _Progress:
 
 
 class Fetcher:
-    """Requests to one URL. Credentials go to the URL's own origin only."""
+    """Requests to one URL, in the event loop that runs. Credentials go to the URL's own origin only."""
 
     def __init__(self, url: str, access: Access, *, timeout_s: float, max_bytes: int) -> None:
         self.url = url
@@ -74,6 +74,21 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._connection: _Connection | None = None
         self._tls: ssl.SSLContext | None = None
+        self._network: Network | None = None
+
+    def leave_loop(self) -> None:
+        """From now on by blocking calls: a request is then over once its coroutine was first run (see ``finished``)."""
+        from probes.sources.unlooped import Unlooped
+
+        self._drop()
+        self._network = Unlooped()
+
+    def _net(self) -> Network:
+        if self._network is None:
+            from probes.sources.looped import Looped  # asyncio: only for those who need it
+
+            self._network = Looped()
+        return self._network
 
     async def get(self, accept: str) -> Response:
         """GET the URL within the deadline; raises ``FetchError``."""
@@ -91,12 +106,12 @@ class Fetcher:
         progress = _Progress()
         start = time.monotonic()
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with self._net().deadline(self.timeout_s):
                 return await self._follow(method, url, headers, body, progress)
-        except TimeoutError:
+        except DeadlineError:
             self._drop()
             raise FetchError("timeout", _late(progress, time.monotonic() - start)) from None
-        except (asyncio.CancelledError, FetchError):
+        except BaseException:
             self._drop()
             raise
 
@@ -157,61 +172,58 @@ class Fetcher:
 
     async def _connect(self, origin: tuple[str, str, int], progress: _Progress) -> tuple[_Connection, bool]:
         held = self._connection
-        if held is not None and held.origin == origin and not held.reader.at_eof():
+        if held is not None and held.origin == origin and not held.wire.ended:
             progress.stage = "answer"
             return held, True
         self._drop()
         progress.stage = "resolve"
         try:
-            addresses = await resolve(origin[1], origin[2])
+            addresses = await self._net().resolve(origin[1], origin[2])
         except NameError_ as error:
             raise FetchError("refused", f"the name {origin[1]} cannot be resolved: {error}") from None
         progress.stage = "connect"
-        reader, writer = await self._open(addresses, origin)
-        self._connection = _Connection(reader, writer, h11.Connection(h11.CLIENT), origin)
+        wire = await self._open(addresses, origin)
+        self._connection = _Connection(wire, h11.Connection(h11.CLIENT), origin)
         progress.stage = "answer"
         return self._connection, False
 
-    async def _open(
-        self, addresses: list[str], origin: tuple[str, str, int]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self, addresses: list[str], origin: tuple[str, str, int]) -> Wire:
         scheme, host, port = origin
         tls = self._context() if scheme == "https" else None
         failure: OSError | None = None
         for address in addresses:
             try:
-                return await asyncio.open_connection(
-                    address, port, ssl=tls, server_hostname=host if tls else None, limit=1 << 18
-                )
-            except ssl.SSLError as error:
-                raise FetchError("refused", _tls_words(error)) from None
+                return await self._net().open(address, port, tls, host)
             except OSError as error:
+                if tls is not None:
+                    from probes.sources.tls import tls_words
+
+                    if words := tls_words(error):
+                        raise FetchError("refused", words) from None
                 failure = error
         raise FetchError("refused", f"cannot connect to {host} port {port}: {_os_words(failure)}") from None
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
+            from probes.sources.tls import context_of
+
             try:
-                ca_file = self._access.ca_file
-                self._tls = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-            except (OSError, ssl.SSLError) as error:
+                self._tls = context_of(self._access)
+            except OSError as error:
                 raise FetchError("refused", f"the CA file {self._access.ca_file} cannot be used: {error}") from None
-            if not self._access.verify:
-                self._tls.check_hostname = False
-                self._tls.verify_mode = ssl.CERT_NONE
         return self._tls
 
     async def _exchange(
         self, connection: _Connection, request: h11.Request, body: bytes, progress: _Progress
     ) -> tuple[Response, str]:
-        http, writer = connection.http, connection.writer
+        http, wire = connection.http, connection.wire
         if connection.used:
             http.start_next_cycle()
         connection.used = True
-        writer.write(http.send(request) or b"")
+        wire.write(http.send(request) or b"")
         if body:
-            writer.write(http.send(h11.Data(data=body)) or b"")
-        writer.write(http.send(h11.EndOfMessage()) or b"")
+            wire.write(http.send(h11.Data(data=body)) or b"")
+        wire.write(http.send(h11.EndOfMessage()) or b"")
         head: h11.Response | None = None
         inflate: zlib._Decompress | None = None
         chunks: list[bytes] = []
@@ -249,7 +261,7 @@ class Fetcher:
                 raise _protocol_fault(error, answered, progress) from None
             if event is h11.NEED_DATA:
                 try:
-                    data = await connection.reader.read(_READ)
+                    data = await connection.wire.read()
                 except OSError as error:
                     if answered:
                         raise FetchError(
@@ -275,7 +287,7 @@ class Fetcher:
     def _drop(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(Exception):
-                self._connection.writer.transport.abort()
+                self._connection.wire.abort()
             self._connection = None
 
 
@@ -294,6 +306,8 @@ def authorization(access: Access) -> list[tuple[str, str]]:
             password = access.password or ""
             if access.password_file is not None:
                 password = access.password_file.read_text("utf-8").strip()
+            import base64
+
             pair = base64.b64encode(f"{access.user}:{password}".encode()).decode()
             return [("Authorization", f"Basic {pair}")]
     except (OSError, UnicodeDecodeError) as error:
@@ -384,11 +398,3 @@ def _size(count: int) -> str:
 def _os_words(error: Exception | None) -> str:
     number = getattr(error, "errno", None)
     return (os.strerror(number) if number else str(error or "no address")).lower()
-
-
-def _tls_words(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS: the certificate is not trusted: {error.verify_message} (a config can name a ca_file)"
-    if "WRONG_VERSION_NUMBER" in str(error) or "wrong version" in str(error).lower():
-        return "TLS: the server does not speak TLS on this port (is it http:// ?)"
-    return f"TLS: {error.reason or error}"

@@ -74,6 +74,13 @@ class HttpSource:
             return self._failed(now_ms, start, state, str(error))
         return self._answered(now_ms, start, response, page)
 
+    def collect_alone(self, now_ms: int) -> SourceStatus:
+        """``collect`` without an event loop, by blocking calls; the source is then asked no other way."""
+        from probes.sources.unlooped import finished
+
+        self._fetcher.leave_loop()
+        return finished(self.collect(now_ms))
+
     async def close(self) -> None:
         await self._fetcher.close()
 

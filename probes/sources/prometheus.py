@@ -110,6 +110,13 @@ class PrometheusSource:
         self._status = self._told(now_ms, time.monotonic() - start, fresh, found.bytes)
         return self._status
 
+    def collect_alone(self, now_ms: int) -> SourceStatus:
+        """``collect`` without an event loop, by blocking calls; the source is then asked no other way."""
+        from probes.sources.unlooped import finished
+
+        self._fetcher.leave_loop()
+        return finished(self.collect(now_ms))
+
     async def close(self) -> None:
         await self._fetcher.close()
 

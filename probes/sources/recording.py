@@ -93,6 +93,9 @@ class RecordingSource:
     async def collect(self, now_ms: int) -> SourceStatus:
         return self._status
 
+    def collect_alone(self, now_ms: int) -> SourceStatus:
+        return self._status
+
     async def close(self) -> None:
         return None
 

@@ -92,3 +92,31 @@ def test_age_counts_from_the_last_samples() -> None:
     assert SourceStatus("t", "fresh", last_ok_ms=6000).age_s(5000) == 0.0
     assert SourceStatus("t", "empty").ok
     assert not SourceStatus("t", "timeout").ok
+
+
+class Alone(Slow):
+    """A source that can be asked without an event loop."""
+
+    def collect_alone(self, now_ms: int) -> SourceStatus:
+        self.asked.append(now_ms)
+        return SourceStatus(self.target, "fresh", time_ms=now_ms, last_ok_ms=now_ms)
+
+
+class BrokenAlone(Slow):
+    def collect_alone(self, now_ms: int) -> SourceStatus:
+        raise RuntimeError("boom")
+
+
+def test_only_a_single_target_is_asked_without_an_event_loop() -> None:
+    one, other = Alone("one"), Alone("other")
+    assert Sampler(SeriesStore(), [one, other]).cycle_alone(7) is None
+    assert Sampler(SeriesStore(), [Slow("a list of targets")]).cycle_alone(7) is None
+    assert one.asked == other.asked == []
+    cycle = Sampler(SeriesStore(), [one]).cycle_alone(7)
+    assert cycle is not None
+    assert (cycle.time_ms, [status.state for status in cycle.statuses], one.asked) == (7, ["fresh"], [7])
+    other.status = SourceStatus("other", "fresh", kind="recording")
+    assert Sampler(SeriesStore(), [one, other]).cycle_alone(8) is not None, "a recording is read already"
+    cycle = Sampler(SeriesStore(), [BrokenAlone("broken")]).cycle_alone(7)
+    assert cycle is not None
+    assert (cycle.statuses[0].state, cycle.statuses[0].error) == ("gone", "internal error: RuntimeError: boom")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -173,6 +172,8 @@ def scrapes(attachment: Attachment) -> bool:
 
 def found_here() -> list[str]:
     """Metrics pages on this host's well-known ports; ``CommandError`` says how to attach when there is none."""
+    import asyncio
+
     from probes.attach import discover
 
     listening = asyncio.run(discover())
@@ -210,14 +211,31 @@ def collect(attachment: Attachment, for_ms: int = 0) -> Session:
 
     Gives up early when after three cycles no target ever answered as a metrics page would.
     """
-    statuses = asyncio.run(_collect(attachment, for_ms))
+    statuses = None if for_ms and scrapes(attachment) else _collected_alone(attachment)
+    if statuses is None:
+        import asyncio
+
+        statuses = asyncio.run(_collect(attachment, for_ms))
     span = attachment.span()
     now = round(time.time() * 1000)
     start, end = span if span is not None else (now, now)
     return Session(attachment, statuses, start, end, attachment.interval_ms)
 
 
+def _collected_alone(attachment: Attachment) -> tuple[SourceStatus, ...] | None:
+    """A single target asked once needs no event loop; None where there are more."""
+    from probes.sources.unlooped import finished
+
+    cycle = attachment.cycle_alone(round(time.time() * 1000))
+    if cycle is None:
+        return None
+    finished(attachment.close())
+    return cycle.statuses
+
+
 async def _collect(attachment: Attachment, for_ms: int) -> tuple[SourceStatus, ...]:
+    import asyncio
+
     patience = max((getattr(source, "timeout_s", 0.0) for source in attachment.sources), default=TIMEOUT_S)
     interval_ms = attachment.sampler.interval_ms
     for_ms = for_ms if scrapes(attachment) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -58,13 +59,16 @@ GOOD = ["ok", "moved", "chunked", "gzip", "untyped", "inf"]
 class Scrape:
     """A source with its store, scraped at made-up times one second apart."""
 
-    def __init__(self, target: str, timeout_s: float = 0.3, limit: int = 1 << 20) -> None:
+    def __init__(self, target: str, timeout_s: float = 0.3, limit: int = 1 << 20, alone: bool = False) -> None:
         self.store = SeriesStore()
         self.source = HttpSource(parse_target(target), self.store, timeout_s=timeout_s, limits=Limits(bytes=limit))
         self.now_ms = 0
+        self.alone = alone
 
     async def once(self) -> SourceStatus:
         self.now_ms += 1000
+        if self.alone:
+            return await asyncio.to_thread(self.source.collect_alone, self.now_ms)
         return await self.source.collect(self.now_ms)
 
     def column(self, at: int = -1) -> dict[str, float]:
@@ -76,19 +80,19 @@ class Scrape:
 
 
 @pytest.mark.parametrize(("behaviour", "state", "words"), FAULTS, ids=[fault[0] for fault in FAULTS])
-@pytest.mark.parametrize("before", ["never seen", "seen before"])
+@pytest.mark.parametrize("before", ["never seen", "seen before", "seen before, without a loop"])
 async def test_fault_is_a_state_in_words(behaviour: str, state: str, words: str, before: str) -> None:
     with Endpoint() as endpoint:
-        scrape = Scrape(endpoint.target)
-        if before == "seen before":
+        scrape = Scrape(endpoint.target, alone="without a loop" in before)
+        if before != "never seen":
             assert (await scrape.once()).state == "fresh"
         endpoint.behave(behaviour)
         status = await scrape.once()
         assert (status.state, words in (status.error or "")) == (state, True), status
         assert "\n" not in (status.error or "")
-        assert status.last_ok_ms == (1000 if before == "seen before" else None)
+        assert status.last_ok_ms == (None if before == "never seen" else 1000)
         assert scrape.column()["up"] == (1.0 if state == "empty" else 0.0)
-        if before == "seen before" and behaviour != "nan":
+        if before != "never seen" and behaviour != "nan":
             assert is_stale(np.array([_last(scrape, "vllm:num_requests_running")])).all()
         endpoint.behave("ok")
         back = await scrape.once()
@@ -103,9 +107,10 @@ def _last(scrape: Scrape, name: str) -> float:
 
 
 @pytest.mark.parametrize("behaviour", GOOD)
-async def test_good_answers(behaviour: str) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["looped", "alone"])
+async def test_good_answers(behaviour: str, alone: bool) -> None:
     with Endpoint(behaviour=behaviour) as endpoint:
-        scrape = Scrape(endpoint.target)
+        scrape = Scrape(endpoint.target, alone=alone)
         status = await scrape.once()
         assert (status.state, status.error, status.samples) == ("fresh", None, 3)
         assert status.bytes > 0
@@ -225,11 +230,26 @@ async def test_credentials_do_not_follow_a_redirect_elsewhere() -> None:
         await scrape.source.close()
 
 
-async def test_unknown_host_is_named() -> None:
-    scrape = Scrape("http://no-such-host.invalid:8000/metrics", timeout_s=5)
+@pytest.mark.parametrize("alone", [False, True], ids=["looped", "alone"])
+async def test_unknown_host_is_named(alone: bool) -> None:
+    scrape = Scrape("http://no-such-host.invalid:8000/metrics", timeout_s=5, alone=alone)
     status = await scrape.once()
     assert status.state == "refused"
     assert "no-such-host.invalid cannot be resolved" in (status.error or "")
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["looped", "alone"])
+async def test_a_name_is_looked_up_within_the_deadline(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Endpoint() as endpoint:
+        port = endpoint.target.rpartition(":")[2]
+        there = Scrape(f"http://localhost:{port}/metrics", timeout_s=5, alone=alone)
+        assert (await there.once()).state == "fresh"
+        await there.source.close()
+    free, asked = threading.Event(), socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: (free.wait(10), asked(*words, **more))[1])
+    status = await Scrape("http://slow.invalid:8000/metrics", alone=alone).once()
+    free.set()
+    assert (status.state, status.error) == ("timeout", "the name was not resolved within 0.3 s")
 
 
 async def test_cycle_does_not_wait_for_a_hanging_source_nor_ask_it_twice() -> None:
@@ -246,7 +266,8 @@ async def test_cycle_does_not_wait_for_a_hanging_source_nor_ask_it_twice() -> No
         await asyncio.wait_for(sampler.close(), timeout=5)
 
 
-async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["looped", "alone"])
+async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path, alone: bool) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not here")
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
@@ -259,14 +280,15 @@ async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
     port = server.sockets[0].getsockname()[1]
     config = tmp_path / "config.yml"
     config.write_text(f"targets: [{{url: 'https://127.0.0.1:{port}/metrics', ca_file: cert.pem}}]\n")
-    plain = Scrape(f"https://127.0.0.1:{port}/metrics", timeout_s=5)
+    plain = Scrape(f"https://127.0.0.1:{port}/metrics", timeout_s=5, alone=alone)
     status = await plain.once()
     assert (status.state, "certificate is not trusted" in (status.error or "")) == ("refused", True)
-    source = HttpSource(load_config(config).targets[0], SeriesStore(), timeout_s=5)
-    assert (await source.collect(1000)).state == "fresh"
-    await source.close()
+    trusting = Scrape(f"https://127.0.0.1:{port}/metrics", timeout_s=5, alone=alone)
+    trusting.source = HttpSource(load_config(config).targets[0], trusting.store, timeout_s=5)
+    assert (await trusting.once()).state == "fresh"
+    await trusting.source.close()
     with Endpoint() as endpoint:
-        wrong = Scrape(f"https://{endpoint.target}/metrics", timeout_s=5)
+        wrong = Scrape(f"https://{endpoint.target}/metrics", timeout_s=5, alone=alone)
         assert "does not speak TLS" in ((await wrong.once()).error or "")
     server.close()
 
