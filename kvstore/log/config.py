@@ -52,6 +52,8 @@ class LogConfig:
                 f"a log segment of {self.segment_bytes} bytes holds no block of {self.shape.block_bytes} bytes: "
                 "choose larger segments"
             )
+        if self.segment_bytes >= 1 << 32:
+            raise BadRequest("a log segment must be smaller than 4 GiB")
         if self.budget_segments < 3 or self.limit < self.budget_segments:
             raise BadRequest("a log needs a budget of 3 segments or more, and a limit that is not below the budget")
 

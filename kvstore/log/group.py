@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from kvstore.errors import LogFailed, LogFull, StoreError
 from kvstore.log.collect import Collector
@@ -23,17 +24,23 @@ _STORES = (int(Kind.PUT), int(Kind.APPEND))
 class Flusher:
     """One thread. `put` may be called from any thread; everything else of the log belongs to this one."""
 
-    def __init__(self, writer: Writer, collector: Collector, timer: NativeTimer) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        collector: Collector,
+        timer: NativeTimer,
+        on_failure: Callable[[LogFailed], None] | None,
+    ) -> None:
         self.writer = writer
         self.collector = collector
         self.config = writer.shelf.config
         self.failure: LogFailed | None = None
         """Why the log stopped for good."""
-        self.appended_records = 0
-        self.settled_records = 0
         self.acknowledge_early = False
         """Seeded fault for the crash test: answer before the flush."""
         self._timer = timer
+        self._on_failure = on_failure
+        self._writing: list[Ticket] = []
         self._queue: deque[Ticket] = deque()
         self._idle = False
         self._closing = False
@@ -46,12 +53,17 @@ class Flusher:
         """Hand over a batch. Raises `LogFailed` when the log has stopped."""
         if self.failure is not None or self._closing:
             raise self.failure or LogFailed("the log is closed")
-        self.appended_records += ticket.records
         self._queue.append(ticket)
         if self._idle or ticket.file_bytes >= self.config.group_bytes:
             self._idle = False
             self._timer.wake()
         self._drain_failed()  # it may have stopped in between: nobody else would answer
+
+    @property
+    def pending_records(self) -> int:
+        """Handed over and not yet answered."""
+        tickets = [*self._queue, *self._writing]
+        return sum(ticket.records for ticket in tickets if not ticket.done)
 
     def close(self) -> None:
         """Write what waits, then end the thread."""
@@ -107,6 +119,7 @@ class Flusher:
         return sum(ticket.file_bytes for ticket in list(self._queue)) >= self.config.group_bytes
 
     def _commit(self, group: list[Ticket]) -> None:
+        self._writing = group
         try:
             group = self._without_orphans(group)
             written = self._write(group)
@@ -122,8 +135,10 @@ class Flusher:
         except Exception as error:
             failed = error if isinstance(error, LogFailed) else LogFailed(f"the log stopped: {error}")
             self.failure = failed
-            self._settle([ticket for ticket in group if not ticket.done], failed)
+            settle([ticket for ticket in group if not ticket.done], failed)
             raise
+        finally:
+            self._writing = []
 
     def _write(self, group: list[Ticket]) -> list[Ticket]:
         """Write all at once; where there is no room for all, one by one as far as they fit."""
@@ -155,7 +170,7 @@ class Flusher:
                     break
         if len(tickets) == 1:
             self.writer.stats.wal_failures["write"] += 1
-            self._settle(tickets, refusal)
+            settle(tickets, refusal)
         return refusal
 
     def _without_orphans(self, group: list[Ticket]) -> list[Ticket]:
@@ -169,22 +184,20 @@ class Flusher:
                 kept.append(ticket)
                 held.append(ticket.batch)
             else:
-                self._settle([ticket], StoreError("an append to the log continues no block that the log holds"))
+                settle([ticket], StoreError("an append to the log continues no block that the log holds"))
         return kept
 
     def _acknowledge(self, tickets: list[Ticket]) -> None:
         self.writer.stats.wal_acknowledged_bytes += sum(
             ticket.batch.payload_bytes for ticket in tickets if ticket.batch is not None
         )
-        self._settle(tickets, None)
-
-    def _settle(self, tickets: list[Ticket], error: Exception | None) -> None:
-        self.settled_records += sum(ticket.records for ticket in tickets)
-        settle(tickets, error)
+        settle(tickets, None)
 
     def _stop(self, failure: LogFailed) -> None:
         self.failure = failure
         self._drain_failed()
+        if self._on_failure is not None:
+            self._on_failure(failure)
 
     def _drain_failed(self) -> None:
         while self._queue and self.failure is not None:
@@ -192,7 +205,7 @@ class Flusher:
                 ticket = self._queue.popleft()
             except IndexError:
                 return
-            self._settle([ticket], self.failure)
+            settle([ticket], self.failure)
 
 
 def _stores(batch: Batch) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,7 +32,15 @@ class Log:
     directory cannot be used.
     """
 
-    def __init__(self, directory: Path | str, config: LogConfig, stats: WalMeters | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        config: LogConfig,
+        stats: WalMeters | None = None,
+        on_failure: Callable[[LogFailed], None] | None = None,
+    ) -> None:
+        """`stats` is where to count (a shard's `Meters`); `on_failure` is called once, on the flusher's thread, when
+        the log stops for good."""
         self.directory = Path(directory)
         self.config = config
         self.stats: WalMeters = stats if stats is not None else LogStats()
@@ -42,7 +50,7 @@ class Log:
         except OSError as error:
             raise open_failure(self.directory, error) from None
         try:
-            self._open()
+            self._open(on_failure)
         except OSError as error:
             self._lock.close()
             raise open_failure(self.directory, error) from None
@@ -54,7 +62,7 @@ class Log:
     damaged_blocks = 0
     """Blocks that recovery left out since their payload had changed on disk."""
 
-    def _open(self) -> None:
+    def _open(self, on_failure: Callable[[LogFailed], None] | None) -> None:
         segments = open_segments(self.directory)
         checkpoint = load(self.directory, self.config.shape)
         replayed = replay(self.directory, checkpoint, segments)
@@ -75,7 +83,7 @@ class Log:
         shelf.adopt(segments, live, replayed.position.epoch)
         self._writer = Writer(shelf, replayed.table, replayed.position, self.stats)
         self._collector = Collector(self._writer, self._helper, self._timer.wake)
-        self._flusher = Flusher(self._writer, self._collector, self._timer)
+        self._flusher = Flusher(self._writer, self._collector, self._timer, on_failure)
         self._replayed: Replay = replayed
 
     def recovered(self) -> Iterator[LiveEntry]:
@@ -130,7 +138,7 @@ class Log:
     @property
     def pending_records(self) -> int:
         """Handed over and not yet answered."""
-        return self._flusher.appended_records - self._flusher.settled_records
+        return self._flusher.pending_records
 
     @property
     def segments(self) -> dict[str, int]:

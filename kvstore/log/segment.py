@@ -108,6 +108,11 @@ class Segment:
     def close(self) -> None:
         os.close(self.descriptor)
 
+    def delete(self) -> None:
+        """For a segment of another size than this log's."""
+        self.close()
+        self.path.unlink()
+
 
 def create(directory: Path, number: int, size: int) -> Segment:
     """A new segment, really written with zeros and durable with its name; nothing is left behind on an OSError.

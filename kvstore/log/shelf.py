@@ -4,6 +4,7 @@ new segments are made (64 MiB of zeros each) by the helper thread."""
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -13,6 +14,8 @@ from kvstore.log.config import LogConfig
 from kvstore.log.segment import NAME_PATTERN, Segment, create
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+RETRY_S = 1.0
+"""How long the background waits before it tries again to make a segment; a put that needs one tries at once."""
 
 
 class Shelf:
@@ -27,6 +30,7 @@ class Shelf:
         self._helper = helper
         self._wake = wake
         self._making: Future[Segment] | None = None
+        self._not_before = 0.0
         self._next_number = 1
 
     def adopt(self, segments: list[Segment], live: set[int], newest: int) -> None:
@@ -38,8 +42,7 @@ class Shelf:
             elif segment.size == self.config.segment_bytes:
                 self.spares.append(segment)
             else:
-                segment.close()
-                segment.path.unlink()
+                segment.delete()
 
     @property
     def total(self) -> int:
@@ -53,14 +56,20 @@ class Shelf:
     def prefetch(self) -> None:
         """Have a spare made in the background, if there is none and the budget allows one."""
         self.collect_made()
-        if not self.spares and self._making is None and self.total < self.config.budget_segments:
+        if self.spares or self._making is not None or time.monotonic() < self._not_before:
+            return
+        if self.total < self.config.budget_segments:
             self._start()
 
     def collect_made(self) -> None:
-        """Take over what the helper has finished; its failure shows when somebody needs the spare."""
-        if self._making is not None and self._making.done() and self._making.exception() is None:
-            self.spares.append(self._making.result())
-            self._making = None
+        """Take over what the helper has finished. A failure is left to who needs a spare, and tries again."""
+        if self._making is None or not self._making.done():
+            return
+        made, self._making = self._making, None
+        if made.exception() is None:
+            self.spares.append(made.result())
+        else:
+            self._not_before = time.monotonic() + RETRY_S
 
     def reserve(self, count: int, extra: int = 0) -> None:
         """See to it that `count` spares are there, waiting for them to be made if need be.
@@ -68,6 +77,7 @@ class Shelf:
         `extra` segments beyond the limit are for the log's own rewrites and for drops. Raises `LogFull` when the limit
         is reached or the file system has no room, `LogFailed` for anything else.
         """
+        self.collect_made()
         while len(self.spares) < count:
             if self._making is None:
                 if self.total >= self.config.limit + extra:
@@ -86,7 +96,11 @@ class Shelf:
     def retire(self, epochs: list[int]) -> None:
         """Sealed segments that nothing needs any more become spares."""
         for epoch in epochs:
-            self.spares.append(self.sealed.pop(epoch))
+            segment = self.sealed.pop(epoch)
+            if segment.size == self.config.segment_bytes:
+                self.spares.append(segment)
+            else:
+                segment.delete()
 
     def by_state(self) -> dict[str, int]:
         """Counts for the page, by state."""

@@ -99,15 +99,14 @@ class LiveTable:
         """The newest rows of the keys of which any piece lies in the segment of `epoch`, in log order."""
         if not self.live_bytes.get(epoch):
             return []
-        used = np.array([span is not None for span in self._spans], bool)
-        held = np.flatnonzero(used & (self.rows["epoch"][: len(used)] == epoch))
+        held = np.flatnonzero(self.rows["epoch"][: len(self._spans)] == epoch)
         held = held[np.argsort(self.rows["offset"][held], kind="stable")]
         keys = self.rows["key"][held].tobytes()
         return list(dict.fromkeys(self._newest[keys[at * 32 : at * 32 + 32]] for at in range(len(held))))
 
     def snapshot(self) -> Rows:
         """The live rows, `before` renumbered: what a checkpoint holds."""
-        live = np.flatnonzero(np.fromiter((span is not None for span in self._spans), bool, len(self._spans)))
+        live = np.flatnonzero(self.rows["epoch"][: len(self._spans)])
         rows = self.rows[live]
         number = np.full(len(self._spans) + 1, NOBODY, np.int32)
         number[live] = np.arange(len(live), dtype=np.int32)
@@ -187,6 +186,7 @@ class LiveTable:
             assert span is not None
             self.live_bytes[span[0]] -= span[1]
             self._spans[piece] = None
+            self.rows["epoch"][piece] = 0  # no segment has epoch 0: the row is free
             self._free.append(piece)
 
 
