@@ -13,7 +13,7 @@ SLOW_FDATASYNC = HERE / "slow_fdatasync.c"
 NO_COMPILER = "no C compiler: skipped"
 
 
-class ShimUnavailable(Exception):
+class ShimError(Exception):
     """The shim cannot be had on this host; `str(error)` is the one line to show."""
 
 
@@ -29,10 +29,10 @@ def cache_directory() -> Path:
 
 
 def build(source: Path = SLOW_FDATASYNC, directory: Path | None = None) -> Path:
-    """The shared object of `source`, compiled into `directory` unless it is there. Raises `ShimUnavailable`."""
+    """The shared object of `source`, compiled into `directory` unless it is there. Raises `ShimError`."""
     cc = compiler()
     if cc is None:
-        raise ShimUnavailable(NO_COMPILER)
+        raise ShimError(NO_COMPILER)
     digest = hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest()
     where = directory or cache_directory()
     target = where / f"{source.stem}-{digest}.so"
@@ -44,12 +44,17 @@ def build(source: Path = SLOW_FDATASYNC, directory: Path | None = None) -> Path:
         command = [cc, "-O2", "-Wall", "-fPIC", "-shared", "-o", str(making), str(source), "-ldl", "-pthread"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ShimUnavailable(f"cannot compile {source.name}: {error}: skipped") from None
+        raise ShimError(f"cannot compile {source.name}: {error}: skipped") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ShimUnavailable(f"cannot compile {source.name} with {cc}: {last}: skipped")
+        raise ShimError(f"cannot compile {source.name} with {cc}: {last}: skipped")
     making.replace(target)
     return target
+
+
+def slow_fdatasync(delay_ms: float) -> dict[str, str]:
+    """What to add to a process's environment so that each of its flushes takes `delay_ms` longer; raises `ShimError`."""
+    return {"LD_PRELOAD": preload(build())["LD_PRELOAD"], "KV_SLOW_FDATASYNC_MS": f"{delay_ms:g}"}
 
 
 def preload(shim: Path, environment: dict[str, str] | None = None) -> dict[str, str]:
