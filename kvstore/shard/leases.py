@@ -1,0 +1,138 @@
+"""Leases and pins: what readers may count on, by id. Times are milliseconds of CLOCK_MONOTONIC."""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.meters import Meters
+from kvstore.pool import Pool
+
+MAX_LEASE_MS = 60_000
+"""Longer ones are granted for this long: a reader that dies must not keep a slot for ever (policy)."""
+PINNED_MS = 1 << 62
+"""The end of a lease that is a pin: none."""
+
+Slots = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class _Lease:
+    slots: Slots
+    until_ms: int
+    client: int
+    pins: int = 0
+
+
+_Act = Callable[[int, _Lease], int]
+
+
+class Leases:
+    """The leases that run on one pool."""
+
+    def __init__(self, pool: Pool, meters: Meters) -> None:
+        self._pool = pool
+        self._meters = meters
+        self._leases: dict[int, _Lease] = {}
+        self._ends: list[tuple[int, int]] = []
+        self._next = secrets.randbits(48) + 1
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def pins(self) -> int:
+        """Leases that are pins."""
+        return sum(1 for lease in self._leases.values() if lease.pins)
+
+    def grant(self, slots: Slots, lease_ms: int, client: int, now_ms: int) -> tuple[int, int]:
+        """A lease on published `slots`: its id and its end."""
+        until = now_ms + min(lease_ms, MAX_LEASE_MS)
+        self._pool.lease(slots, until)
+        number, self._next = self._next, self._next + 1
+        self._leases[number] = _Lease(slots, until, client)
+        heapq.heappush(self._ends, (until, number))
+        self._meters.leases_granted += 1
+        return number, until
+
+    def renew(self, numbers: Words, lease_ms: int, now_ms: int) -> Ints:
+        """Extend leases (`lease_ms` > 0) or release them (0); the end of each, 0 for those that had ended already."""
+        return self._each(numbers, now_ms, lambda number, lease: self._renew(number, lease, lease_ms, now_ms))
+
+    def pin(self, numbers: Words, now_ms: int) -> Ints:
+        """Leases become pins, or are pinned once more; `PINNED_MS`, or 0 for those that had ended already."""
+        return self._each(numbers, now_ms, lambda _, lease: self._pin(lease))
+
+    def unpin(self, numbers: Words, lease_ms: int, now_ms: int) -> Ints:
+        """One pin less. After the last a lease is renewed or released as by `renew`."""
+        return self._each(numbers, now_ms, lambda number, lease: self._unpin(number, lease, lease_ms, now_ms))
+
+    def sweep(self, now_ms: int) -> int:
+        """Forget leases that have ended; how many."""
+        ended = 0
+        while self._ends and self._ends[0][0] <= now_ms:
+            _, number = heapq.heappop(self._ends)
+            lease = self._leases.get(number)
+            if lease is None or lease.pins:
+                continue
+            if lease.until_ms > now_ms:
+                heapq.heappush(self._ends, (lease.until_ms, number))
+            else:
+                del self._leases[number]
+                ended += 1
+        self._meters.leases_expired += ended
+        return ended
+
+    def client_gone(self, client: int) -> None:
+        """Its process has ended: so have its leases and pins."""
+        for number in [number for number, lease in self._leases.items() if lease.client == client]:
+            lease = self._leases[number]
+            for _ in range(lease.pins):
+                self._pool.unpin(lease.slots)
+            del self._leases[number]
+
+    def _each(self, numbers: Words, now_ms: int, act: _Act) -> Ints:
+        ends = np.zeros(len(numbers), np.int64)
+        for row, number in enumerate(numbers.tolist()):
+            lease = self._leases.get(number)
+            if lease is not None and (lease.pins or lease.until_ms > now_ms):
+                ends[row] = act(number, lease)
+        return ends
+
+    def _renew(self, number: int, lease: _Lease, lease_ms: int, now_ms: int) -> int:
+        if lease.pins:
+            return PINNED_MS
+        if lease_ms <= 0:
+            del self._leases[number]
+            return now_ms
+        lease.until_ms = max(lease.until_ms, now_ms + min(lease_ms, MAX_LEASE_MS))
+        self._pool.lease(lease.slots, lease.until_ms)
+        return lease.until_ms
+
+    def _pin(self, lease: _Lease) -> int:
+        self._pool.pin(lease.slots)
+        lease.pins += 1
+        return PINNED_MS
+
+    def _unpin(self, number: int, lease: _Lease, lease_ms: int, now_ms: int) -> int:
+        if not lease.pins:
+            return lease.until_ms
+        if lease.pins == 1 and lease_ms > 0:
+            lease.until_ms = now_ms + min(lease_ms, MAX_LEASE_MS)
+            self._pool.lease(lease.slots, lease.until_ms)
+        self._pool.unpin(lease.slots)
+        lease.pins -= 1
+        if lease.pins:
+            return PINNED_MS
+        if lease_ms <= 0:
+            del self._leases[number]
+            return now_ms
+        heapq.heappush(self._ends, (lease.until_ms, number))
+        return lease.until_ms

@@ -1,0 +1,79 @@
+"""Copying blocks out of a caller's staging arena, run by run, and summing what arrived."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.arena import Arena
+from kvstore.errors import BadRequest, ChecksumMismatch, StagingRejected
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+def pieces(source: Slots, target: Slots) -> list[tuple[int, int, int]]:
+    """`(source start, target start, length)` of the longest pieces that are consecutive on both sides."""
+    if not len(source):
+        return []
+    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
+    firsts = np.concatenate([[0], breaks])
+    lengths = np.diff(np.concatenate([firsts, [len(source)]]))
+    return list(zip(source[firsts].tolist(), target[firsts].tolist(), lengths.tolist(), strict=True))
+
+
+def require_staging(staging: Arena | None, rows: Slots, block_bytes: int) -> Arena:
+    """The caller's arena, if `rows` lie in it and its blocks are ours; raises `StagingRejected`."""
+    if staging is None:
+        raise StagingRejected("this client has no staging arena: register one at the shard's door first")
+    if staging.block_bytes != block_bytes:
+        raise StagingRejected(f"the staging arena has blocks of {staging.block_bytes} bytes, the pool of {block_bytes}")
+    if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(staging)):
+        raise StagingRejected(f"a staging slot lies outside the arena of {len(staging)} slots")
+    return staging
+
+
+def pull(staging: Arena, source: Slots, pool: Arena, target: Slots) -> None:
+    """Copy the data (not the headers) of slots `source` of `staging` to slots `target` of `pool`."""
+    for start, into, length in pieces(source, target):
+        pool.data[into : into + length] = staging.data[start : start + length]
+
+
+def sums_of(arena: Arena, slots: Slots) -> Words:
+    """xxh3-64 of the data in each of `slots`, as it lies there now."""
+    digest, data = xxhash.xxh3_64_intdigest, arena.data
+    return np.fromiter((digest(data[slot]) for slot in slots.tolist()), np.uint64, len(slots))
+
+
+def require_sums(found: Words, stated: Words) -> None:
+    """Raise `ChecksumMismatch` when what arrived is not what the caller summed."""
+    wrong = np.flatnonzero(found != stated)
+    if len(wrong):
+        raise ChecksumMismatch(
+            f"{len(wrong)} of {len(found)} blocks do not have the checksum that was stated (the first is number "
+            f"{int(wrong[0])}): the staging run changed while it was pulled, or was not filled"
+        )
+
+
+def require_rows(rows: int, **columns: npt.NDArray[np.generic]) -> None:
+    """Raise `BadRequest` naming the first column that has not `rows` rows."""
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise BadRequest(f"column {name!r} has {len(column)} rows, not {rows}")
+
+
+def first_of_each(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Whether each row of `keys` `[n, 4]` is the first with its key."""
+    if not len(keys):
+        return np.zeros(0, np.bool_)
+    if len(np.unique(keys[:, 0] ^ keys[:, 3])) == len(keys):
+        return np.ones(len(keys), np.bool_)
+    seen: set[bytes] = set()
+    fresh = np.zeros(len(keys), np.bool_)
+    raw = np.ascontiguousarray(keys).tobytes()
+    for row in range(len(keys)):
+        key = raw[row * 32 : row * 32 + 32]
+        fresh[row] = key not in seen
+        seen.add(key)
+    return fresh

@@ -1,0 +1,76 @@
+"""From a log's live blocks back to a pool: new generations, the same clocks, the tails with their sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+
+from kvstore.header import FLAG_TAIL
+from kvstore.log import LiveEntry
+from kvstore.session import DEFAULT_TTL_MS, Session, Tail
+from kvstore.shard.core import Core
+from kvstore.shard.leases import Slots
+from kvstore.shard.pull import sums_of
+
+RECOVERED_CLASS = "recovered"
+_BATCH = 256
+
+
+def recover(core: Core, entries: Iterable[LiveEntry], last_clock: int, now_ms: int) -> int:
+    """Publish what the log held, oldest first; how many blocks. The clock goes on above all that were seen.
+
+    A pool smaller than what the log holds keeps the newest: the older ones are evicted as usual. A session that owned
+    a tail lives again under its handle, with the default TTL from now on.
+    """
+    count = 0
+    core.clock.merge(last_clock)
+    for batch in _batches(entries):
+        core.clock.merge(max(entry.clock for entry in batch))
+        slots = core.reserve(len(batch), one_run=False, now_ms=now_ms)
+        _fill(core, slots, batch)
+        _publish(core, slots, batch, now_ms)
+        count += len(batch)
+    return count
+
+
+def _batches(entries: Iterable[LiveEntry]) -> Iterator[list[LiveEntry]]:
+    source = iter(entries)
+    while batch := list(islice(source, _BATCH)):
+        yield batch
+
+
+def _fill(core: Core, slots: Slots, batch: list[LiveEntry]) -> None:
+    data = core.pool.arena.data
+    for slot, entry in zip(slots.tolist(), batch, strict=True):
+        payload = np.frombuffer(entry.payload, np.uint8)
+        data[slot, : len(payload)] = payload
+
+
+def _publish(core: Core, slots: Slots, batch: list[LiveEntry], now_ms: int) -> None:
+    keys = np.frombuffer(b"".join(entry.key for entry in batch), np.uint64).reshape(-1, 4)
+    clock = np.array([entry.clock for entry in batch], np.uint64)
+    valid = np.array([entry.valid for entry in batch], np.int64)
+    chains = np.frombuffer(b"".join(entry.chain for entry in batch), np.uint8).reshape(-1, 24)
+    sums = sums_of(core.pool.arena, slots)
+    # Only tails are logged with their session.
+    tails = np.array([entry.session != 0 for entry in batch], np.bool_)
+    for rows, flags in ((np.flatnonzero(~tails), 0), (np.flatnonzero(tails), FLAG_TAIL)):
+        if len(rows):
+            core.pool.publish(
+                slots[rows], keys[rows], clock[rows], valid[rows], chains[rows], sums[rows], flags=flags, now_ms=now_ms
+            )
+    core.journal.logged[slots] = True
+    for row in np.flatnonzero(tails).tolist():
+        _revive(core, batch[row], int(slots[row]), now_ms)
+
+
+def _revive(core: Core, entry: LiveEntry, slot: int, now_ms: int) -> None:
+    session: Session | None = core.sessions.find(entry.session, now_ms)
+    if session is None:
+        session = core.sessions.open(RECOVERED_CLASS, DEFAULT_TTL_MS, now_ms, handle=entry.session)
+    digests = np.zeros((entry.valid, 24), np.uint8)
+    digests[-1] = np.frombuffer(entry.chain, np.uint8)
+    session.tails[entry.key] = Tail(slot, entry.clock, entry.valid, digests)
+    core.sessions.hold(session, np.array([slot]))

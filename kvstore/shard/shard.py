@@ -1,0 +1,337 @@
+"""The shard: every message in, its answer out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from kvstore.arena import Arena
+from kvstore.bitmap import NaiveBitmap
+from kvstore.clock import LamportClock
+from kvstore.errors import BadRequest, DeadlineExceeded, StoreError
+from kvstore.ghosts import Ghosts
+from kvstore.hotness import Hotness
+from kvstore.index import Index
+from kvstore.layout import Layout
+from kvstore.log import Log
+from kvstore.messages import (
+    Append,
+    CloseSession,
+    Durability,
+    Envelope,
+    Lease,
+    Leased,
+    Lookup,
+    OpenSession,
+    Ping,
+    Pong,
+    Published,
+    Put,
+    Remove,
+    Removed,
+    TailMatch,
+    Touch,
+)
+from kvstore.meters import Meters
+from kvstore.page.figures import PoolFigures, SessionFigures
+from kvstore.pool import Pool
+from kvstore.session import Sessions
+from kvstore.shard.core import Call, Core
+from kvstore.shard.credits import Credits
+from kvstore.shard.journal import Journal
+from kvstore.shard.leases import Leases
+from kvstore.shard.lookups import lookup, touch
+from kvstore.shard.puts import Puts
+from kvstore.shard.recovery import recover
+from kvstore.shard.removal import remove
+from kvstore.shard.sessions import close_session, end_expired, open_session
+from kvstore.shard.tails import Tails
+from probes.instrument import Instrument, Span
+
+Answer = Any
+_OPERATIONS: dict[type[Any], tuple[str, str]] = {
+    Lookup: ("kv.lookup", "lookup"),
+    TailMatch: ("kv.tail_match", "lookup"),
+    Put: ("kv.put", "put"),
+    Append: ("kv.append", "append"),
+    Lease: ("kv.lease", "lease"),
+    Touch: ("kv.touch", "touch"),
+    OpenSession: ("kv.open_session", "session"),
+    CloseSession: ("kv.close_session", "session"),
+    Remove: ("kv.remove", ""),
+    Ping: ("kv.ping", ""),
+}
+
+
+def monotonic_ms() -> int:
+    """CLOCK_MONOTONIC in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Shard:
+    """One shard's state. All methods are for the thread of one event loop.
+
+    `log` with `durability` (the strongest promise it can keep) makes puts durable that ask for it; a log that holds
+    blocks already must be recovered first, with `recover`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        pool: Pool,
+        *,
+        number: int = 0,
+        log: Log | None = None,
+        durability: Durability = Durability.NONE,
+        meters: Meters | None = None,
+        credits: Credits | None = None,
+        now_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self.layout = layout
+        self.pool = pool
+        self.number = number
+        self.log = log
+        self.meters = meters if meters is not None else Meters()
+        self.clock = LamportClock()
+        self.credits = credits if credits is not None else Credits()
+        self._now_ms = now_ms
+        self._instrument = Instrument("kvstore.shard")
+        self.core = Core(
+            layout,
+            pool,
+            self.clock,
+            self.meters,
+            Sessions(pool),
+            Ghosts.for_pool(len(pool)),
+            Hotness(),
+            Leases(pool, self.meters),
+            Journal(log, durability, layout, pool.arena),
+            now_ms,
+        )
+        self._puts = Puts(self.core)
+        self._tails = Tails(self.core)
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    def create(cls, layout: Layout, blocks: int, *, naive_bitmap: bool = False, **options: Any) -> Shard:
+        """A shard with a new pool of `blocks`; `options` as for `Shard`."""
+        arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=True)
+        bitmap = NaiveBitmap(blocks) if naive_bitmap else None
+        return cls(layout, Pool(arena, Index.create(blocks), bitmap=bitmap), **options)
+
+    def recover(self) -> int:
+        """Publish again what the log holds; how many blocks. Call it once, before the first message."""
+        if self.log is None:
+            return 0
+        return recover(self.core, self.log.recovered(), self.log.last_clock, self._now_ms())
+
+    # --- answering --------------------------------------------------------------------------------------------------
+
+    async def answer(self, envelope: Envelope, message: Any, staging: Arena | None = None) -> Answer:
+        """The answer to any request of `messages.py`; `staging` is the asker's arena, which a put is pulled from.
+
+        Raises a `StoreError` that refuses it; `DeadlineExceeded` rather than answer late.
+        """
+        self.clock.merge(envelope.clock)
+        name, operation = _OPERATIONS.get(type(message), ("", ""))
+        if not name:
+            raise BadRequest(f"a shard has no answer to {type(message).__name__}")
+        failure = self.core.journal.failure
+        if failure is not None:
+            raise failure
+        call = Call(envelope.client, envelope.deadline_ms, self._now_ms() + envelope.deadline_ms)
+        meter = self.meters.operations[operation] if operation else None
+        blocks = _blocks(message)
+        begin = self._instrument.span
+        if isinstance(message, Put | Append | Remove):
+            async with begin(name, kind="server", parent=envelope.traceparent, blocks=blocks, meter=meter) as span:
+                call.trace_id = span.trace_id
+                return await self._write(call, message, staging, span)
+        with begin(name, kind="server", parent=envelope.traceparent, blocks=blocks, meter=meter):
+            return self._read(call, message)
+
+    def _read(self, call: Call, message: Any) -> Answer:
+        """What needs neither the log nor a wait."""
+        began, now_ms, core = perf_counter(), self._now_ms(), self.core
+        call.require_time(now_ms)
+        try:
+            match message:
+                case Lookup():
+                    return lookup(core, call, message, now_ms)
+                case TailMatch():
+                    return self._tails.match(call, message, now_ms)
+                case Lease():
+                    return self._lease(message, now_ms)
+                case Touch():
+                    touch(core, message, now_ms)
+                    return Pong(self.number, now_ms)
+                case OpenSession():
+                    return open_session(core, message, now_ms)
+                case CloseSession():
+                    return close_session(core, message, now_ms)
+                case _:
+                    return Pong(self.number, now_ms)
+        finally:
+            self.meters.busy_seconds += perf_counter() - began
+
+    def _lease(self, message: Lease, now_ms: int) -> Leased:
+        leases = self.core.leases
+        if message.pin > 0:
+            return Leased(leases.pin(message.leases, now_ms))
+        if message.pin < 0:
+            return Leased(leases.unpin(message.leases, message.lease_ms, now_ms))
+        return Leased(leases.renew(message.leases, message.lease_ms, now_ms))
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    async def _write(self, call: Call, message: Put | Append | Remove, staging: Arena | None, span: Span) -> Answer:
+        if isinstance(message, Remove):
+            return await self._remove(call, message)
+        try:
+            return await self._stored(call, message, staging)
+        except StoreError as error:
+            self.meters.refused_put(error)
+            raise
+
+    async def _stored(self, call: Call, message: Put | Append, staging: Arena | None) -> Published:
+        """With credits for its bytes from before the pull until the log has answered, even if the asker left."""
+        size = len(message.keys) * self.layout.block_bytes
+        try:
+            async with asyncio.timeout(max(0, call.until_ms - self._now_ms()) / 1000):
+                await self.credits.take(call.client, size)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no credits within the deadline of {call.deadline_ms} ms: {self.credits.in_flight} bytes are under way"
+            ) from None
+        try:
+            rest, waits = self._begin(call, message, staging)
+        except BaseException:
+            self.credits.give(call.client, size)
+            raise
+        finished = self._and_give(rest, call.client, size)
+        return await (self._in_time(call, finished) if waits else finished)
+
+    def _begin(
+        self, call: Call, message: Put | Append, staging: Arena | None
+    ) -> tuple[Coroutine[Any, Any, Published], bool]:
+        """All up to the log; what is left to do, and whether that waits."""
+        began = perf_counter()
+        try:
+            if isinstance(message, Put):
+                put = self._puts.begin(call, message, staging)
+                return self._puts.finish(put), put.logged is not None
+            append = self._tails.begin(call, message, staging)
+            if isinstance(append, Published):
+                return _ready(append), False
+            return self._tails.finish(append), append.logged is not None
+        finally:
+            self.meters.busy_seconds += perf_counter() - began
+
+    async def _and_give(self, rest: Coroutine[Any, Any, Published], client: int, size: int) -> Published:
+        try:
+            return await rest
+        finally:
+            self.credits.give(client, size)
+
+    async def _remove(self, call: Call, message: Remove) -> Removed:
+        began = perf_counter()
+        call.require_time(self._now_ms())
+        removed, logged = remove(self.core, message)
+        self.meters.busy_seconds += perf_counter() - began
+        if logged is not None:
+            await self._in_time(call, _awaited(logged))
+        return removed
+
+    async def _in_time(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+        """The outcome of `work` if it comes within the deadline; `work` itself goes on to its end."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait({task}, timeout=max(0, call.until_ms - self._now_ms()) / 1000)
+        if not done:
+            raise DeadlineExceeded(f"the log has not answered within the deadline of {call.deadline_ms} ms")
+        return task.result()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    # --- in between -------------------------------------------------------------------------------------------------
+
+    def sweep(self, now_ms: int) -> None:
+        """To be called some times a second: what has ended goes. Raises `LogFailed` once the log has stopped."""
+        core = self.core
+        core.leases.sweep(now_ms)
+        end_expired(core, now_ms)
+        self.pool.sweep(now_ms)
+        self.meters.block_reuse_gap_seconds.observe_many(self.pool.drain_reuse_gaps_ms() / 1000)
+        failure = core.journal.failure
+        if failure is not None:
+            raise failure
+
+    def forget_client(self, client: int) -> None:
+        """Its process has ended: so have its leases and pins."""
+        self.core.leases.client_gone(client)
+
+    async def close(self) -> None:
+        """Answer what is under way, then close the log."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=5)
+        if self.log is not None:
+            await asyncio.to_thread(self.log.close)
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    def pool_figures(self) -> PoolFigures:
+        return PoolFigures.of(self.pool, self._now_ms())
+
+    def session_figures(self) -> list[SessionFigures]:
+        return [
+            SessionFigures(
+                name,
+                figures.active,
+                figures.idle,
+                figures.blocks,
+                figures.ttl_ms / 1000,
+                np.array(figures.idle_ms, np.float64) / 1000,
+            )
+            for name, figures in self.core.sessions.figures(self._now_ms()).items()
+        ]
+
+    def hot_key_share(self) -> float | None:
+        """Share of the last interval's lookups that asked for the commonest chain; None without lookups."""
+        return self.core.hotness.share(self._now_ms())
+
+    @property
+    def leases(self) -> int:
+        """Running leases, pins not among them."""
+        return len(self.core.leases) - self.core.leases.pins
+
+    @property
+    def pins(self) -> int:
+        return self.core.leases.pins
+
+
+def _blocks(message: Any) -> int:
+    """How many blocks a message is about."""
+    match message:
+        case Lookup() | Put() | Append() | TailMatch() | Remove():
+            return len(message.keys)
+        case Touch():
+            return len(message.slots)
+        case _:
+            return 0
+
+
+async def _ready(answer: Published) -> Published:
+    return answer
+
+
+async def _awaited(future: asyncio.Future[None]) -> None:
+    await future

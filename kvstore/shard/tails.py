@@ -1,0 +1,356 @@
+"""Tails: the mutable partial blocks of sessions. Every append writes a new version into a fresh slot.
+
+An append that does not continue the version it names is refused (`TailConflict`); one whose answer was lost may be sent
+again and is answered like the first time. While an append waits for the log its tails take no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.arena import Arena
+from kvstore.errors import BadRequest, SessionUnknown, TailConflict
+from kvstore.header import FLAG_TAIL
+from kvstore.keys import Keys
+from kvstore.log import Batch, Kind, drops
+from kvstore.messages import Append, Miss, Published, TailMatch, TailMatched
+from kvstore.session import Session, Tail
+from kvstore.shard.core import Call, Core
+from kvstore.shard.leases import Slots, Words
+from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums, sums_of
+from kvstore.shard.puts import published
+
+_NO_SLOTS: Slots = np.zeros(0, np.int64)
+
+
+def names(keys: Keys) -> list[bytes]:
+    """Keys as dictionary keys."""
+    raw = np.ascontiguousarray(keys).tobytes()
+    return [raw[row * 32 : row * 32 + 32] for row in range(len(keys))]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An append between its pull and its publication; one row a (layer, head group)."""
+
+    call: Call
+    request: Append
+    names: list[bytes]
+    before: list[Tail | None]
+    slots: Slots
+    sums: Words
+    clock: int
+    target: Keys
+    """The keys to publish under: the tails', or the full blocks'."""
+    rows: Slots
+    """Those that get a slot: all, but for full blocks that are here already."""
+    logged: asyncio.Future[None] | None = None
+    old: Slots = field(default_factory=lambda: _NO_SLOTS)
+    """Slots of the versions before, −1 for a first one."""
+
+
+class Tails:
+    """The append side of a shard."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._busy: set[bytes] = set()
+
+    # --- appending --------------------------------------------------------------------------------------------------
+
+    def begin(self, call: Call, request: Append, staging: Arena | None) -> _Flight | Published:
+        """Everything before the log has answered; the answer itself for an append that was done before."""
+        core, now_ms = self._core, self._core.now_ms()
+        call.require_time(now_ms)
+        self._require_columns(request)
+        core.journal.require(request.durability)
+        arena = require_staging(staging, request.staging, core.layout.block_bytes)
+        session = core.sessions.require(request.session, now_ms)
+        tail_names = names(request.keys)
+        if self._busy.intersection(tail_names):
+            raise TailConflict("another append to this tail is under way")
+        again = self._done_before(session, request, tail_names)
+        if again is not None:
+            return again
+        before = self._require_continuation(session, request, tail_names)
+        full = request.full_keys if request.valid == core.layout.block_tokens else None
+        target = request.keys if full is None else full
+        rows = np.arange(len(target)) if full is None else np.flatnonzero(core.pool.find(full) < 0)
+        slots = core.reserve(len(rows), one_run=False, now_ms=now_ms) if len(rows) else _NO_SLOTS
+        sums = np.zeros(0, np.uint64)
+        flight = _Flight(call, request, tail_names, before, slots, sums, core.clock.tick(), target, rows)
+        flight.old = np.array([-1 if tail is None else tail.slot for tail in before], np.int64)
+        try:
+            pull(arena, request.staging[rows], core.pool.arena, slots)
+            flight.sums = sums_of(core.pool.arena, slots)
+            require_sums(flight.sums, request.data_sums[rows])
+            if request.durability:
+                flight.logged = core.journal.write(self._batch(flight))
+        except BaseException:
+            core.pool.abandon(slots)
+            raise
+        self._busy.update(tail_names)
+        return flight
+
+    def _require_columns(self, request: Append) -> None:
+        rows, tokens = len(request.keys), self._core.layout.block_tokens
+        if not rows or not request.session:
+            raise BadRequest("an append has at least one row, and a session")
+        require_rows(rows, staging=request.staging, data_sums=request.data_sums, expected=request.expected)
+        if not 1 <= request.valid <= tokens:
+            raise BadRequest(f"a tail has 1 … {tokens} valid tokens, not {request.valid}")
+        if request.digests.shape != (request.valid, 24):
+            raise BadRequest(f"digests have shape {request.digests.shape}, not [{request.valid}, 24]")
+        if request.valid == tokens and request.full_keys is None:
+            raise BadRequest("a tail that becomes full needs full_keys")
+        if request.full_keys is not None:
+            require_rows(rows, full_keys=request.full_keys)
+        distinct = first_of_each(request.keys).all()
+        if request.full_keys is not None:
+            distinct = distinct and first_of_each(request.full_keys).all()
+        if not distinct:
+            raise BadRequest("an append names a key twice")
+
+    def _done_before(self, session: Session, request: Append, tail_names: list[bytes]) -> Published | None:
+        """The answer of a repeated append: every tail is just what it would become (or ended in its full block)."""
+        none = _NO_SLOTS
+        tails = [session.tails.get(name) for name in tail_names]
+        same = [
+            tail is not None and tail.valid == request.valid and tail.agrees(request.digests) == tail.valid
+            for tail in tails
+        ]
+        if all(same) and not self._must_log(tails, request):
+            return published(self._core, self._core.pool.find(request.keys), fresh=none)
+        if request.valid < self._core.layout.block_tokens or request.full_keys is None:
+            return None
+        if any(tail is not None for tail in tails) or not request.expected.all():
+            return None
+        slots = self._core.pool.find(request.full_keys)
+        if (slots < 0).any() or (request.durability and not self._core.journal.logged[slots].all()):
+            return None
+        return published(self._core, slots, fresh=none)
+
+    def _must_log(self, tails: list[Tail | None], request: Append) -> bool:
+        """The tails are as asked, but not in the log, and this time they have to be."""
+        return bool(request.durability) and any(
+            tail is not None and not self._core.journal.logged[tail.slot] for tail in tails
+        )
+
+    def _require_continuation(self, session: Session, request: Append, tail_names: list[bytes]) -> list[Tail | None]:
+        """The version that each row continues, None for a first one; raises `TailConflict`."""
+        before: list[Tail | None] = []
+        for name, expected in zip(tail_names, request.expected.tolist(), strict=True):
+            tail = session.tails.get(name)
+            have = 0 if tail is None else tail.clock
+            if have != expected:
+                raise TailConflict(f"the tail is at version {have} (0: there is none), the append continues {expected}")
+            if tail is not None and (tail.agrees(request.digests) < tail.valid or request.valid < tail.valid):
+                raise TailConflict(
+                    f"the append agrees with {tail.agrees(request.digests)} of the tail's {tail.valid} tokens: its "
+                    "history was edited (remove the tail to begin anew)"
+                )
+            before.append(tail)
+        first = np.array([tail is None for tail in before], np.bool_)
+        if (self._core.pool.find(request.keys[first]) >= 0).any():
+            raise TailConflict("a key of this append is in use and is no tail of this session")
+        return before
+
+    def _batch(self, flight: _Flight) -> Batch:
+        """New tokens of tails that the log knows, else whole blocks; a full block ends its tail in the same unit."""
+        core, request, rows = self._core, flight.request, flight.rows
+        known = (flight.old >= 0) & core.journal.logged[np.where(flight.old >= 0, flight.old, 0)]
+        chain = request.digests[-1].tobytes()
+        ends = flight.target is not request.keys
+        batches = []
+        if not ends and known.any():
+            first = np.array([tail.valid if tail is not None else 0 for tail in flight.before], np.int64)
+            batches.append(
+                core.journal.appends(
+                    request.keys[known],
+                    flight.slots[known],
+                    first[known],
+                    clock=flight.clock,
+                    valid=request.valid,
+                    chain=chain,
+                    session=request.session,
+                )
+            )
+        whole = np.arange(len(rows)) if ends else np.flatnonzero(~known)
+        if len(whole):
+            batches.append(
+                core.journal.puts(
+                    flight.target[rows[whole]],
+                    flight.slots[whole],
+                    clock=np.full(len(whole), flight.clock, np.uint64),
+                    valid=np.full(len(whole), request.valid, np.int64),
+                    chains=np.tile(request.digests[-1], (len(whole), 1)),
+                    sums=flight.sums[whole],
+                    session=request.session if not ends else 0,
+                )
+            )
+        if ends:
+            batches += self._log_existing(flight)
+            batches += [drops(request.keys[known], Kind.REMOVE, clock=flight.clock)] if known.any() else []
+        return Batch.joined(*batches)
+
+    def _log_existing(self, flight: _Flight) -> list[Batch]:
+        """Full blocks that are here already but not in the log: they take the place of what the log held as tails."""
+        core = self._core
+        slots = core.pool.find(flight.target)
+        slots = slots[slots >= 0]
+        slots = slots[~core.journal.logged[slots]]
+        if not len(slots):
+            return []
+        headers = core.pool.arena.headers[slots]
+        return [
+            core.journal.puts(
+                core.pool.keys(slots),
+                slots,
+                clock=core.pool.clocks(slots),
+                valid=core.pool.valid(slots),
+                chains=headers["chain"],
+                sums=headers["data_sum"],
+            )
+        ]
+
+    async def finish(self, flight: _Flight) -> Published:
+        """After the log has answered: publish the new versions, or take everything back."""
+        core = self._core
+        try:
+            if flight.logged is not None:
+                await flight.logged
+            flight.call.require_time(core.now_ms())
+            session = self._require_unchanged(flight)
+        except BaseException:
+            core.pool.abandon(flight.slots)
+            self._undo_log(flight)
+            raise
+        finally:
+            self._busy.difference_update(flight.names)
+        return self.publish(flight, session)
+
+    def _require_unchanged(self, flight: _Flight) -> Session:
+        """The session lives and its tails are what they were when the append began."""
+        session = self._core.sessions.find(flight.request.session, self._core.now_ms())
+        if session is None:
+            raise SessionUnknown("the session ended while the append was on its way")
+        for name, tail in zip(flight.names, flight.before, strict=True):
+            if session.tails.get(name) is not tail:
+                raise TailConflict("the tail was removed while the append was on its way")
+        return session
+
+    def _undo_log(self, flight: _Flight) -> None:
+        """The log must end where the shard is: at the versions before, or at nothing."""
+        core, request = self._core, flight.request
+        if flight.logged is None or not flight.logged.done() or flight.logged.cancelled():
+            return
+        if flight.logged.exception() is not None or core.journal.failure is not None:
+            return
+        core.journal.dropped(flight.target[core.pool.find(flight.target) < 0], Kind.REMOVE, flight.clock)
+        live = core.pool.find(request.keys)
+        kept = np.flatnonzero((live >= 0) & (live == flight.old))
+        if len(kept):
+            slots = live[kept]
+            headers = core.pool.arena.headers[slots]
+            batch = core.journal.puts(
+                request.keys[kept],
+                slots,
+                clock=core.pool.clocks(slots),
+                valid=core.pool.valid(slots),
+                chains=headers["chain"],
+                sums=headers["data_sum"],
+                session=request.session,
+            )
+            core.pool.pin(slots)  # the log writes them from where they lie
+            core.journal.write(batch).add_done_callback(lambda future: self._written(future, slots))
+
+    def _written(self, future: asyncio.Future[None], slots: Slots) -> None:
+        self._core.pool.unpin(slots)
+        if not future.cancelled() and future.exception() is None:
+            self._core.journal.logged[slots] = True
+
+    def publish(self, flight: _Flight, session: Session) -> Published:
+        """New versions of tails, or their full blocks."""
+        answer = self._publish_full(flight, session) if flight.target is not flight.request.keys else None
+        if answer is None:
+            answer = self._publish_tails(flight, session)
+        core = self._core
+        count = len(flight.slots)
+        core.meters.put_blocks += count
+        core.meters.put_bytes += count * core.layout.block_bytes
+        return answer
+
+    def _publish_tails(self, flight: _Flight, session: Session) -> Published:
+        core, request, now_ms = self._core, flight.request, self._core.now_ms()
+        first = flight.old < 0
+        for rows, old in ((np.flatnonzero(first), None), (np.flatnonzero(~first), flight.old[~first])):
+            if not len(rows):
+                continue
+            slots, keys = flight.slots[rows], request.keys[rows]
+            clock, valid, chains = self._columns(flight, len(rows))
+            if old is None:
+                core.pool.publish(slots, keys, clock, valid, chains, flight.sums[rows], flags=FLAG_TAIL, now_ms=now_ms)
+                core.sessions.hold(session, slots)
+            else:
+                core.pool.replace(old, slots, keys, clock, valid, chains, flight.sums[rows], now_ms=now_ms)
+                core.sessions.moved(session, old, slots)
+                core.journal.logged[old] = False
+        core.journal.logged[flight.slots] = bool(request.durability)
+        for name, slot in zip(flight.names, flight.slots.tolist(), strict=True):
+            session.tails[name] = Tail(slot, flight.clock, request.valid, request.digests)
+        return published(core, flight.slots, fresh=np.arange(len(flight.slots)))
+
+    def _publish_full(self, flight: _Flight, session: Session) -> Published:
+        """The full blocks under their content keys, then the tails leave."""
+        core, request, now_ms = self._core, flight.request, self._core.now_ms()
+        lost = core.pool.find(flight.target[flight.rows]) >= 0
+        if lost.any():
+            core.pool.abandon(flight.slots[lost])
+            flight.slots, flight.rows, flight.sums = flight.slots[~lost], flight.rows[~lost], flight.sums[~lost]
+        if len(flight.slots):
+            columns = self._columns(flight, len(flight.slots))
+            core.pool.publish(flight.slots, flight.target[flight.rows], *columns, flight.sums, now_ms=now_ms)
+        slots = core.pool.find(flight.target)
+        if request.durability:
+            core.journal.logged[slots[slots >= 0]] = True
+        core.sessions.hold(session, slots[slots >= 0])
+        self._end_tails(flight, session)
+        return published(core, slots, fresh=flight.rows)
+
+    def _end_tails(self, flight: _Flight, session: Session) -> None:
+        core = self._core
+        old = flight.old[flight.old >= 0]
+        if flight.logged is not None:
+            core.journal.logged[old] = False  # dropped in the same unit of the log
+        core.remove(old, Miss.REMOVED, Kind.REMOVE)
+        for name in flight.names:
+            session.tails.pop(name, None)
+
+    @staticmethod
+    def _columns(flight: _Flight, count: int) -> tuple[Words, Slots, np.ndarray[tuple[int, int], np.dtype[np.uint8]]]:
+        """Clock, valid tokens and chain of `count` rows."""
+        chains = np.tile(np.frombuffer(flight.request.digests[-1].tobytes(), np.uint8), (count, 1))
+        return np.full(count, flight.clock, np.uint64), np.full(count, flight.request.valid, np.int64), chains
+
+    # --- matching ---------------------------------------------------------------------------------------------------
+
+    def match(self, call: Call, request: TailMatch, now_ms: int) -> TailMatched:
+        """How many tokens of the tail agree with the asker's chain; rows of one tail answer together."""
+        core = self._core
+        session = core.sessions.find(request.session, now_ms)
+        agree, slots = 0, np.full(len(request.keys), -1, np.int64)
+        if session is not None:
+            session.used_ms = now_ms
+            tails = [session.tails.get(name) for name in names(request.keys)]
+            agree = min((0 if tail is None else tail.agrees(request.digests) for tail in tails), default=0)
+            if agree:
+                slots = np.array([tail.slot for tail in tails if tail is not None], np.int64)
+        lease = (0, 0)
+        if agree:
+            core.pool.touch(slots, now_ms)
+            if request.lease_ms > 0:
+                lease = core.leases.grant(slots, request.lease_ms, call.client, now_ms)
+        return TailMatched(agree, core.locate(request.keys, slots, len(slots), lease))
