@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import NamedTuple
 
 import h11
@@ -134,7 +135,8 @@ class MetricsServer:
             ("Cache-Control", "no-store"),
             *answer.headers,
         ]
-        writer.write(talk.send(h11.Response(status_code=answer.status, headers=headers)) or b"")
+        reason = HTTPStatus(answer.status).phrase.encode()
+        writer.write(talk.send(h11.Response(status_code=answer.status, reason=reason, headers=headers)) or b"")
         writer.write(talk.send(h11.Data(data=answer.body)) or b"")
         writer.write(talk.send(h11.EndOfMessage()) or b"")
         await asyncio.wait_for(writer.drain(), REQUEST_S)
