@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -332,6 +335,24 @@ def test_a_broken_objective_is_refused_by_every_command(words: list[str], tmp_pa
     assert (code, out) == (2, "")
     assert "objective 'rate(up[1m] < 2'" in err
     assert err.count("\n") == 1
+
+
+def test_a_broken_objective_is_refused_before_the_screen_opens(tmp_path: Path) -> None:
+    config = tmp_path / "kvtop.yml"
+    config.write_text(f"targets: [{{path: {DEMO}}}]\nslo: ['rate(up[1m] < 2']\n")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        words = [sys.executable, "-m", "tui.cli", "--config", str(config)]
+        os.chdir(ROOT)
+        os.execve(sys.executable, words, {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)})
+    said = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end has gone
+        while piece := os.read(terminal, 65536):
+            said += piece
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert said.startswith(b"kvtop: objective 'rate(up[1m] < 2'"), "nothing was drawn before it"
+    assert said.count(b"\n") == 1
 
 
 # --- bad targets and secrets

@@ -78,7 +78,8 @@ def open_screen(args: argparse.Namespace, options: Options) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Wrong targets, configurations and rule files are one line on the terminal, not a screen that closes again."""
+    """Wrong targets, configurations (their objectives, too) and rule files are one line on the terminal, not a screen
+    that closes again."""
     from probes.target import parse_target
 
     with plain_errors():
@@ -86,8 +87,10 @@ def _check(args: argparse.Namespace) -> None:
             parse_target(target)
         if args.config is not None:
             from probes.config import load_config
+            from tui.commands.session import objectives
 
-            load_config(args.config)
+            if slo := load_config(args.config).slo:
+                objectives(slo)
         if args.rules:
             from probes.rules import RuleSet
 
