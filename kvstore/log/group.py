@@ -16,8 +16,10 @@ from kvstore.log.table import orphan
 from kvstore.log.ticket import Ticket, settle
 from kvstore.log.timer import NativeTimer, tighten_slack
 from kvstore.log.writer import Writer
+from probes.instrument import Instrument
 
 _log = logging.getLogger("kvscope.store.log")
+_instrument = Instrument("kvstore.log")
 _STORES = (int(Kind.PUT), int(Kind.APPEND))
 
 
@@ -119,6 +121,16 @@ class Flusher:
         return sum(ticket.file_bytes for ticket in list(self._queue)) >= self.config.group_bytes
 
     def _commit(self, group: list[Ticket]) -> None:
+        """One span a group, in the trace of its first batch; it links to the spans of all that wait for it."""
+        waiting = list(dict.fromkeys(ticket.traceparent for ticket in group if ticket.traceparent))
+        if not waiting:
+            self._make_durable(group, None)
+            return
+        records = sum(ticket.records for ticket in group)
+        with _instrument.span("kv.log.flush", parent=waiting[0], links=waiting, blocks=records) as span:
+            self._make_durable(group, span.trace_id)
+
+    def _make_durable(self, group: list[Ticket], trace_id: str | None) -> None:
         self._writing = group
         try:
             group = self._without_orphans(group)
@@ -128,7 +140,7 @@ class Flusher:
             if self.acknowledge_early:
                 self._acknowledge(written)
             if self.config.durability is Durability.LOG_SYNC:
-                self.writer.stats.wal_flush_seconds.observe(self.writer.sync())
+                self.writer.stats.wal_flush_seconds.observe(self.writer.sync(), trace_id)
             self.writer.stats.wal_group_records.observe(sum(ticket.records for ticket in written))
             if not self.acknowledge_early:
                 self._acknowledge(written)

@@ -104,8 +104,8 @@ class Log:
             keys = np.frombuffer(b"".join(entries.damaged), np.uint64).reshape(-1, 4)
             self.append(drops(keys, Kind.EVICT, clock=self.last_clock))
 
-    def append(self, batch: Batch, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
-        """Hand a batch to the log; with `loop`, `ticket.future` is resolved there.
+    def append(self, batch: Batch, loop: asyncio.AbstractEventLoop | None = None, traceparent: str = "") -> Ticket:
+        """Hand a batch to the log; with `loop`, `ticket.future` is resolved there. `traceparent`: the span that waits.
 
         The payload buffers must keep their bytes until the ticket is done. Raises `BadRequest` for payloads of the
         wrong size, `LogFailed` when the log has stopped; the ticket fails with `LogFull` when there is no room.
@@ -115,7 +115,7 @@ class Log:
         self._check(batch)
         if not self._collector.on_hold:
             self._recovered = None
-        ticket = Ticket(batch, loop)
+        ticket = Ticket(batch, loop, traceparent)
         self._flusher.put(ticket)
         return ticket
 

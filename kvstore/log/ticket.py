@@ -23,15 +23,18 @@ class Ticket:
         "file_bytes",
         "future",
         "records",
+        "traceparent",
         "written_ns",
     )
 
-    def __init__(self, batch: Batch, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, batch: Batch, loop: asyncio.AbstractEventLoop | None, traceparent: str = "") -> None:
         self.arrived_ns = time.monotonic_ns()
         self.written_ns = 0
         self.acknowledged_ns = 0
         self.batch: Batch | None = batch
         """Let go (with its views of the arena) once answered."""
+        self.traceparent = traceparent
+        """The span that waits for it; the span of the flush that answers it links there."""
         self.records = len(batch)
         self.file_bytes = batch.file_bytes
         self.error: Exception | None = None

@@ -31,6 +31,8 @@ class Call:
     deadline_ms: int
     until_ms: int
     trace_id: str | None = None
+    traceparent: str = ""
+    """Of the operation's own span."""
 
     def require_time(self, now_ms: int) -> None:
         """Raise `DeadlineExceeded` rather than answer late."""

@@ -27,7 +27,7 @@ class ShardLog(Protocol):
     @property
     def failure(self) -> LogFailed | None: ...
 
-    def append(self, batch: Batch, loop: asyncio.AbstractEventLoop | None = None) -> Ticket: ...
+    def append(self, batch: Batch, loop: asyncio.AbstractEventLoop | None = None, traceparent: str = "") -> Ticket: ...
 
 
 def shape_of(layout: Layout) -> BlockShape:
@@ -55,10 +55,10 @@ class Journal:
             asked, have = (kind.name.lower().replace("_", "+") for kind in (durability, self.strongest))
             raise BadRequest(f"durability {asked} was asked for, this shard offers {have}: start it with --durability")
 
-    def write(self, batch: Batch) -> asyncio.Future[None]:
+    def write(self, batch: Batch, traceparent: str = "") -> asyncio.Future[None]:
         """Hand a batch over; the future is done when it is durable, and fails as the log fails."""
         assert self.log is not None
-        ticket = self.log.append(batch, asyncio.get_running_loop())
+        ticket = self.log.append(batch, asyncio.get_running_loop(), traceparent)
         assert ticket.future is not None
         return ticket.future
 

@@ -116,7 +116,7 @@ class Puts:
                 )
             )
         if batches:
-            flight.logged = core.journal.write(Batch.joined(*batches))
+            flight.logged = core.journal.write(Batch.joined(*batches), flight.call.traceparent)
             core.pool.pin(existing)
             flight.pinned = existing
 

@@ -122,7 +122,8 @@ class Shard:
         """A shard with a new pool of `blocks`; `options` as for `Shard`."""
         arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=True)
         bitmap = NaiveBitmap(blocks) if naive_bitmap else None
-        return cls(layout, Pool(arena, Index.create(blocks), bitmap=bitmap), **options)
+        pool = Pool(arena, Index.create(blocks), bitmap=bitmap, window_blocks=layout.window_blocks)
+        return cls(layout, pool, **options)
 
     def recover(self) -> int:
         """Publish again what the log holds; how many blocks. Call it once, before the first message."""
@@ -150,7 +151,7 @@ class Shard:
         begin = self._instrument.span
         if isinstance(message, Put | Append | Remove):
             async with begin(name, kind="server", parent=envelope.traceparent, blocks=blocks, meter=meter) as span:
-                call.trace_id = span.trace_id
+                call.trace_id, call.traceparent = span.trace_id, span.traceparent
                 return await self._write(call, message, staging, span)
         with begin(name, kind="server", parent=envelope.traceparent, blocks=blocks, meter=meter):
             return self._read(call, message)

@@ -88,7 +88,7 @@ class Tails:
             flight.sums = sums_of(core.pool.arena, slots)
             require_sums(flight.sums, request.data_sums[rows])
             if request.durability:
-                flight.logged = core.journal.write(self._batch(flight))
+                flight.logged = core.journal.write(self._batch(flight), call.traceparent)
         except BaseException:
             core.pool.abandon(slots)
             raise
