@@ -20,7 +20,7 @@ from kvstore.errors import NoRun, PoolExhausted
 from kvstore.extents import Extents
 from kvstore.header import FLAG_TAIL, HEADER, SUMMED_BYTES, sums
 from kvstore.index import Index
-from kvstore.keys import Keys
+from kvstore.keys import Keys, parts
 
 LEASE_GRACE_MS = 50
 """A slot rests so long after a lease's end: the reader's own clock ends it earlier by its margin (policy)."""
@@ -61,8 +61,17 @@ class Evicted:
 class Pool:
     """`len(arena)` slots. Not for several threads; only its owner writes into the arena."""
 
-    def __init__(self, arena: Arena, index: Index, *, bitmap: SlotBitmap | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        index: Index,
+        *,
+        bitmap: SlotBitmap | None = None,
+        window_blocks: int | None = None,
+        seed: int = 0,
+    ) -> None:
         count = len(arena)
+        self._window_blocks = window_blocks
         self.arena = arena
         self.index = index
         self.bitmap: SlotBitmap = bitmap or Bitmap(count)
@@ -192,8 +201,18 @@ class Pool:
             self.index.remove(keys[inserted])
             self.abandon(slots)
             raise PoolExhausted("the index has no room for a key: its buckets are full")
-        self._extents.found(slots, now_ms)
+        self._extents.found(slots, now_ms, self._window_ends(keys))
         return generations
+
+    def _window_ends(self, keys: Keys) -> Flags | None:
+        """Where the next row is not the next block of the same window: a put of a long prompt is not evicted whole."""
+        if self._window_blocks is None:
+            return None
+        _, _, index = parts(keys)
+        place = keys[:, 3] & np.uint64(0xFFFFFFFF)
+        return np.asarray(
+            (place[1:] != place[:-1]) | (np.diff(index) != 1) | (index[1:] % self._window_blocks == 0), np.bool_
+        )
 
     def replace(
         self,
@@ -263,6 +282,14 @@ class Pool:
     def lease(self, slots: Slots, until_ms: int) -> None:
         """The slots' extents stay until then at least."""
         self._extents.lease(slots, until_ms + LEASE_GRACE_MS)
+
+    def extents_of(self, slots: Slots) -> Slots:
+        """The extents that published `slots` lie in, each once."""
+        return np.unique(self._extents.of_slot[slots])
+
+    def end_leases(self, extents: Slots) -> None:
+        """Every reader that leased something in these extents has said that it is done."""
+        self._extents.leased_until[extents] = 0
 
     def hold(self, slots: Slots) -> None:
         """One more session holds each of these (distinct) slots."""

@@ -26,6 +26,7 @@ Words = npt.NDArray[np.uint64]
 @dataclass(slots=True)
 class _Lease:
     slots: Slots
+    extents: Slots
     until_ms: int
     client: int
     pins: int = 0
@@ -35,12 +36,18 @@ _Act = Callable[[int, _Lease], int]
 
 
 class Leases:
-    """The leases that run on one pool."""
+    """The leases that run on one pool.
+
+    The pool knows until when an extent is leased; how many leases are on it is counted here, so that the last one
+    that is released early frees it early. Leases that end by themselves are counted off when the sweeper comes by:
+    until then the count is too high, which only delays that.
+    """
 
     def __init__(self, pool: Pool, meters: Meters) -> None:
         self._pool = pool
         self._meters = meters
         self._leases: dict[int, _Lease] = {}
+        self._on_extent = np.zeros(len(pool), np.int32)
         self._ends: list[tuple[int, int]] = []
         self._next = secrets.randbits(48) + 1
 
@@ -57,7 +64,9 @@ class Leases:
         until = now_ms + min(lease_ms, MAX_LEASE_MS)
         self._pool.lease(slots, until)
         number, self._next = self._next, self._next + 1
-        self._leases[number] = _Lease(slots, until, client)
+        extents = self._pool.extents_of(slots)
+        self._on_extent[extents] += 1
+        self._leases[number] = _Lease(slots, extents, until, client)
         heapq.heappush(self._ends, (until, number))
         self._meters.leases_granted += 1
         return number, until
@@ -85,7 +94,7 @@ class Leases:
             if lease.until_ms > now_ms:
                 heapq.heappush(self._ends, (lease.until_ms, number))
             else:
-                del self._leases[number]
+                self._on_extent[self._leases.pop(number).extents] -= 1
                 ended += 1
         self._meters.leases_expired += ended
         return ended
@@ -96,7 +105,13 @@ class Leases:
             lease = self._leases[number]
             for _ in range(lease.pins):
                 self._pool.unpin(lease.slots)
-            del self._leases[number]
+            self._release(number)
+
+    def _release(self, number: int) -> None:
+        """The reader is done. Its extents are still there: the lease has not ended, or it was pinned."""
+        extents = self._leases.pop(number).extents
+        self._on_extent[extents] -= 1
+        self._pool.end_leases(extents[self._on_extent[extents] == 0])
 
     def _each(self, numbers: Words, now_ms: int, act: _Act) -> Ints:
         ends = np.zeros(len(numbers), np.int64)
@@ -110,7 +125,7 @@ class Leases:
         if lease.pins:
             return PINNED_MS
         if lease_ms <= 0:
-            del self._leases[number]
+            self._release(number)
             return now_ms
         lease.until_ms = max(lease.until_ms, now_ms + min(lease_ms, MAX_LEASE_MS))
         self._pool.lease(lease.slots, lease.until_ms)
@@ -132,7 +147,7 @@ class Leases:
         if lease.pins:
             return PINNED_MS
         if lease_ms <= 0:
-            del self._leases[number]
+            self._release(number)
             return now_ms
         heapq.heappush(self._ends, (lease.until_ms, number))
         return lease.until_ms
