@@ -2,7 +2,7 @@
 
 ::
 
-    collector = StoreCollector(shard)                     # anything that is a `PageSource`
+    collector = StoreCollector(ShardSource(shard, settings, clients, peers))    # or anything that is a `PageSource`
     server = await serve_metrics(collector, port=9401)    # on the shard's own loop
 """
 
@@ -20,6 +20,7 @@ from kvstore.page.figures import (
 )
 from kvstore.page.http import MetricsServer, serve_metrics
 from kvstore.page.reduce import BlockMap, Cell, block_map, blocks_by_run
+from kvstore.page.source import ShardSource
 
 __all__ = [
     "BlockMap",
@@ -32,6 +33,7 @@ __all__ = [
     "PeerFigures",
     "PoolFigures",
     "SessionFigures",
+    "ShardSource",
     "Snapshot",
     "StoreCollector",
     "TrafficFigures",

@@ -55,6 +55,12 @@ class MetricsServer:
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)
 
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = self.address
+        return f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"
+
     async def close(self) -> None:
         """Stop listening and drop what is connected."""
         if self._server is not None:

@@ -1,0 +1,97 @@
+"""A served shard as a `PageSource`: its own figures, and what its server knows of clients and peers.
+
+How a server adopts it::
+
+    source = ShardSource(self.shard, self.settings, self.clients, self.peers)
+    self._page = await serve_metrics(StoreCollector(source), self.settings.host, self.settings.metrics_port)
+    self.metrics_url = self._page.url
+    ...
+    await self._page.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from kvstore.meters import Meters
+from kvstore.page.figures import (
+    Identity,
+    LogFigures,
+    PeerFigures,
+    PoolFigures,
+    SessionFigures,
+    TrafficFigures,
+    Transport,
+)
+
+if TYPE_CHECKING:
+    from kvstore.clients import Clients
+    from kvstore.peers import Peers
+    from kvstore.settings import Settings
+    from kvstore.shard import Shard
+
+MAPPED = Transport("mapped", "memfd")
+"""Blocks are read from the shard's arena, mapped into the reader."""
+
+
+class ShardSource:
+    """Reads a shard and its server; to be called from their thread."""
+
+    def __init__(self, shard: Shard, settings: Settings, clients: Clients, peers: Peers) -> None:
+        self._shard = shard
+        self._clients = clients
+        self._peers = peers
+        self.identity = identity_of(settings)
+
+    @property
+    def meters(self) -> Meters:
+        return self._shard.meters
+
+    def pool_figures(self) -> PoolFigures:
+        return self._shard.pool_figures()
+
+    def session_figures(self) -> Sequence[SessionFigures]:
+        return self._shard.session_figures()
+
+    def log_figures(self) -> LogFigures | None:
+        log = self._shard.log
+        if log is None:
+            return None
+        segments = log.segments
+        return LogFigures(log.pending_records, segments["active"], segments["sealed"], segments["spare"])
+
+    def peer_figures(self) -> Sequence[PeerFigures]:
+        return [PeerFigures(p.peer, p.up, p.heartbeat_age_s, p.pending) for p in self._peers.states()]
+
+    def traffic_figures(self) -> TrafficFigures:
+        shard, clients = self._shard, self._clients
+        return TrafficFigures(
+            shard.leases, shard.pins, len(clients), clients.oldest_heartbeat_s(), shard.hot_key_share()
+        )
+
+
+def identity_of(settings: Settings) -> Identity:
+    """What does not change while the shard runs."""
+    layout = settings.layout
+    return Identity(
+        shard=str(settings.shard),
+        version=_version(),
+        model_name=layout.model_id,
+        dtype=layout.dtype,
+        block_tokens=layout.block_tokens,
+        window_tokens=layout.window_tokens,
+        block_bytes=layout.block_bytes,
+        placement=settings.placement,
+        durability=settings.durability.name.lower().replace("_", "+"),
+        layout=layout.fingerprint,
+        transports=(MAPPED,),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("kvscope")
+    except PackageNotFoundError:
+        return "unknown"
