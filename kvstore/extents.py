@@ -30,9 +30,11 @@ class Extents:
     def __len__(self) -> int:
         return len(self.start)
 
-    def found(self, slots: Slots, now_ms: int) -> None:
-        """New extents for `slots` (ascending, in no extent): one a run. The first is the newest."""
-        breaks = np.flatnonzero(np.diff(slots) != 1) + 1
+    def found(self, slots: Slots, now_ms: int, cuts: Flags | None = None) -> None:
+        """New extents for `slots` (ascending, in no extent): one a run, ended also before row i + 1 where `cuts[i]`.
+        The first is the newest."""
+        ends = np.diff(slots) != 1
+        breaks = np.flatnonzero(ends if cuts is None else ends | cuts) + 1
         firsts = np.concatenate([[0], breaks])
         lengths = np.diff(np.concatenate([firsts, [len(slots)]]))
         ids = self._spare[self._spares - len(firsts) : self._spares].copy()
