@@ -39,15 +39,22 @@ class JsonLines(SpanExporter):
     def __init__(self, path: str) -> None:
         """Raises OSError where the file cannot be opened."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._resource: tuple[Resource | None, str] = (None, "")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write a batch at once, so that lines of different processes do not mix."""
-        text = "".join(json.dumps(as_dict(span), separators=(",", ":")) + "\n" for span in spans)
+        text = "".join(map(self._line, spans))
         try:
             os.write(self._file, text.encode())
         except OSError:
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
+
+    def _line(self, span: ReadableSpan) -> str:
+        """The resource is the same for all spans of a process: it is written down once."""
+        if span.resource is not self._resource[0]:
+            self._resource = (span.resource, _compact(dict(span.resource.attributes)))
+        return f'{_compact(as_dict(span))[:-1]},"resource":{self._resource[1]}}}\n'
 
     def shutdown(self) -> None:
         """Close the file."""
@@ -56,8 +63,11 @@ class JsonLines(SpanExporter):
         self._file = -1
 
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def as_dict(span: ReadableSpan) -> dict[str, Any]:
-    """The fields of a span under OTLP's names; ids in hex, times in nanoseconds since the epoch."""
+    """The fields of a span (but its resource) under OTLP's names; ids in hex, times in nanoseconds since the epoch."""
     context, parent = span.get_span_context(), span.parent
     return {
         "name": span.name,
@@ -70,7 +80,6 @@ def as_dict(span: ReadableSpan) -> dict[str, Any]:
         "attributes": dict(span.attributes or {}),
         "links": [{"traceId": f"{x.context.trace_id:032x}", "spanId": f"{x.context.span_id:016x}"} for x in span.links],
         "status": span.status.status_code.name.lower(),
-        "resource": dict(span.resource.attributes),
         "scope": span.instrumentation_scope.name if span.instrumentation_scope else "",
     }
 
