@@ -7,8 +7,10 @@ its provider is used as it is. Imported only when tracing is switched on.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 KINDS = {kind.name.lower(): kind for kind in SpanKind}
 QUEUE_SPANS = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", 16_384))
 """Spans that may wait for their exporter; OpenTelemetry's 2,048 are gone in a burst of single-block operations."""
+CLOSE_S = 3.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -110,9 +113,10 @@ class Tracing:
             }
             if instance:
                 names["service.instance.id"] = instance
-            current = self._own = TracerProvider(resource=Resource.create(names))
+            current = self._own = TracerProvider(resource=Resource.create(names), shutdown_on_exit=False)
             for exporter in exporters(file):
                 current.add_span_processor(BatchSpanProcessor(exporter, QUEUE_SPANS))
+            atexit.register(self.close)
         self._provider = current
         self._tracers: dict[str, trace.Tracer] = {}
         self.begun = 0
@@ -146,9 +150,16 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        """Send what waits, and stop; a provider of the host application is left alone."""
-        if self._own is not None:
-            self._own.shutdown()
+        """Send what waits, and stop; a provider of the host application is left alone.
+
+        A collector that does not answer holds nobody up for longer than `CLOSE_S`: its spans are lost.
+        """
+        own, self._own = self._own, None
+        if own is not None:
+            atexit.unregister(self.close)
+            closing = threading.Thread(target=own.shutdown, name="kvstore-trace-close", daemon=True)
+            closing.start()
+            closing.join(CLOSE_S)
 
 
 def span_context(traceparent: str) -> SpanContext | None:
