@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvstore.arena import Arena
+from kvstore.bitmap import SlotBitmap
 from kvstore.header import sums
 from kvstore.index import Index
 from kvstore.layout import Layout
@@ -20,7 +21,9 @@ NOW_MS = 1_000_000
 class Source:
     """A `PageSource` with `blocks` slots, some of them published, held and leased."""
 
-    def __init__(self, blocks: int = 600, shard: str = "0", durability: str = "log") -> None:
+    def __init__(
+        self, blocks: int = 600, shard: str = "0", durability: str = "log", bitmap: SlotBitmap | None = None
+    ) -> None:
         self.meters = Meters()
         self.identity = Identity(
             shard=shard,
@@ -36,7 +39,9 @@ class Source:
             transports=(Transport("mapped", "memfd"),),
         )
         self.pool = Pool(
-            Arena.create("kv-test-pool", blocks, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=True), Index.create(blocks)
+            Arena.create("kv-test-pool", blocks, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=True),
+            Index.create(blocks),
+            bitmap=bitmap,
         )
         self.durability = durability
         self._next = 0

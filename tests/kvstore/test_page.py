@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.bitmap import NaiveBitmap
 from kvstore.meters import MAX_SESSION_CLASSES, OTHER_CLASS
 from kvstore.page import Cell, MetricsServer, SessionFigures, StoreCollector, block_map, blocks_by_run, serve_metrics
 from kvstore.page.http import MAX_CONNECTIONS
@@ -126,6 +127,14 @@ def test_what_is_not_there_is_not_zero() -> None:
     assert not [name for name in found if name.startswith("kv_wal")]
     assert 'kv_peer_heartbeat_age_seconds{peer="2"}' not in found, "never heard of it"
     assert found['kv_peer_up{peer="2"}'] == 0
+
+
+def test_a_rehearsed_fault_shows_in_figures_and_is_named_nowhere() -> None:
+    source = Source(bitmap=NaiveBitmap(600, drain_s=0.0))
+    source.put(50)
+    text = page(source)
+    assert samples(text)['kv_device_reads_total{site="bitmap.allocate"}'] > 50
+    assert not re.search("naive|fault|inject|scenario|rehears|lab", text.replace("label", ""), re.IGNORECASE)
 
 
 def test_every_sample_has_its_shard() -> None:
