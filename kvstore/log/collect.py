@@ -14,11 +14,14 @@ from kvstore.errors import LogFailed, LogFull
 from kvstore.log.checkpoint import Checkpoint, save
 from kvstore.log.record import Batch, Kind, puts
 from kvstore.log.recovery import read_block
-from kvstore.log.segment import Segment
+from kvstore.log.segment import DATA_START, Segment
 from kvstore.log.shelf import write_failure
 from kvstore.log.writer import Writer
 
 SLICE_BYTES = 1 << 20
+REWRITE_EXTRA = 1
+DROP_EXTRA = 2
+"""Segments beyond the limit that rewrites, and records that free blocks, may take: a full log must be able to empty."""
 
 
 class Collector:
@@ -106,9 +109,16 @@ class Collector:
         if not sealed:
             return None
         victim = min(sealed, key=lambda epoch: self.table.live_bytes.get(epoch, 0))
-        ratio = self.table.live_bytes.get(victim, 0) / self.config.segment_bytes
+        live = self.table.live_bytes.get(victim, 0)
         at_limit = self.shelf.total >= self.config.limit
-        return victim if ratio <= (0.9 if at_limit else self.config.rewrite_live_ratio) else None
+        worth = live <= (0.9 if at_limit else self.config.rewrite_live_ratio) * self.config.segment_bytes
+        return victim if worth and live <= self._room() else None
+
+    def _room(self) -> int:
+        """What rewrites may still write: the rest of the active segment, and segments that may yet be made."""
+        more = len(self.shelf.spares) + max(0, self.config.limit + REWRITE_EXTRA - self.shelf.total)
+        rest = self.config.segment_bytes - self.writer.position.offset if self.shelf.active is not None else 0
+        return rest + more * (self.config.segment_bytes - DATA_START)
 
     def _rewrite_slice(self, epoch: int) -> None:
         """Move up to `SLICE_BYTES` of live blocks out of a segment."""
@@ -122,7 +132,7 @@ class Collector:
             if size >= min(SLICE_BYTES, self.config.segment_bytes // 4):
                 break
         if batches:
-            written = self.writer.write(batches, extra=1)
+            written = self.writer.write(batches, REWRITE_EXTRA)
             self.writer.stats.wal_rewritten_bytes += written
 
     def _moves(self, epoch: int, segments: dict[int, Segment]) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvstore.errors import LogFailed, LogFull, StoreError
-from kvstore.log.collect import Collector
+from kvstore.log.collect import DROP_EXTRA, Collector
 from kvstore.log.config import Durability
 from kvstore.log.record import Batch, Kind
 from kvstore.log.table import orphan
@@ -170,7 +170,7 @@ class Flusher:
     def _write_some(self, tickets: list[Ticket]) -> LogFull | None:
         """None when written. A single ticket that finds no room is answered with the refusal."""
         batches = [ticket.batch for ticket in tickets if ticket.batch is not None]
-        extra = 0 if any(_stores(batch) for batch in batches) else 1
+        extra = 0 if any(_stores(batch) for batch in batches) else DROP_EXTRA
         refusal: LogFull | None = None
         for _ in range(2):
             try:

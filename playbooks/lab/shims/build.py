@@ -53,7 +53,7 @@ def build(source: Path = SLOW_FDATASYNC, directory: Path | None = None) -> Path:
 
 
 def slow_fdatasync(delay_ms: float) -> dict[str, str]:
-    """What to add to a process's environment so that each of its flushes takes `delay_ms` longer; raises `ShimError`."""
+    """Environment in which each flush takes `delay_ms` longer; raises `ShimError`."""
     return {"LD_PRELOAD": preload(build())["LD_PRELOAD"], "KV_SLOW_FDATASYNC_MS": f"{delay_ms:g}"}
 
 

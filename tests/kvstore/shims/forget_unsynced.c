@@ -79,11 +79,20 @@ static int ours(int descriptor, char kind) {
     return directory && descriptor >= 0 && descriptor < MAX_FD && kind_of[descriptor] == kind;
 }
 
+static int readable(int descriptor) { /* the same file, also where it was opened for writing only */
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+    int found = REAL(open)(path, O_RDONLY | O_CLOEXEC);
+    if (found < 0) abort();
+    return found;
+}
+
 static void copy(int from, int to, off_t offset, off_t length) {
     char chunk[65536];
     while (length > 0) {
         ssize_t got = REAL(pread64)(from, chunk, length < (off_t)sizeof chunk ? (size_t)length : sizeof chunk, offset);
-        if (got <= 0) return;
+        if (got < 0) abort();
+        if (got == 0) return;
         if (REAL(pwrite64)(to, chunk, (size_t)got, offset) != got) abort();
         offset += got;
         length -= got;
@@ -100,9 +109,10 @@ static void note_write(int descriptor, off_t offset, ssize_t length) {
     }
     dirty[dirty_count++] = (struct range){inode_of[descriptor], offset, length};
     if (leak) {
-        int to = mirror_file(inode_of[descriptor]);
+        int from = readable(descriptor), to = mirror_file(inode_of[descriptor]);
         for (off_t at = offset - offset % SECTOR; at < offset + length; at += SECTOR)
-            if (rand_r(&seed) % 100 < leak) copy(descriptor, to, at, SECTOR);
+            if (rand_r(&seed) % 100 < leak) copy(from, to, at, SECTOR);
+        REAL(close)(from);
         REAL(close)(to);
     }
     pthread_mutex_unlock(&guard);
@@ -112,15 +122,16 @@ static void sync_file(int descriptor) {
     ino_t inode = inode_of[descriptor];
     struct stat found;
     pthread_mutex_lock(&guard);
-    int to = mirror_file(inode);
+    int from = readable(descriptor), to = mirror_file(inode);
     if (to < 0 || fstat(descriptor, &found)) abort();
     if (ftruncate(to, found.st_size)) abort();
     size_t kept = 0;
     for (size_t i = 0; i < dirty_count; i++) {
-        if (dirty[i].inode == inode) copy(descriptor, to, dirty[i].offset, dirty[i].length);
+        if (dirty[i].inode == inode) copy(from, to, dirty[i].offset, dirty[i].length);
         else dirty[kept++] = dirty[i];
     }
     dirty_count = kept;
+    REAL(close)(from);
     REAL(close)(to);
     pthread_mutex_unlock(&guard);
 }

@@ -19,7 +19,7 @@ class ForgetfulDisk:
         self.mirror = root / "mirror"
         self._shim = build(SOURCE, root / "shim")
         self.live.mkdir(parents=True)
-        self._remember()
+        self.remember()
 
     def environment(self, *, leak: int = 0, delay_ms: int = 0, fail: int = 0) -> dict[str, str]:
         """For a process whose writes to `live` are watched."""
@@ -42,9 +42,9 @@ class ForgetfulDisk:
                 shutil.copyfile(synced, self.live / name)
             else:
                 (self.live / name).touch()
-        self._remember()
+        self.remember()
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
         """All that is there now counts as synced."""
         shutil.rmtree(self.mirror, ignore_errors=True)
         self.mirror.mkdir(parents=True)
