@@ -102,7 +102,7 @@ def _intern(pairs: Pairs) -> Labels:
         if known is not None:
             return known
         made = object.__new__(Labels)
-        made.pairs = tuple((intern(name), value) for name, value in pairs)
+        made.pairs = tuple([(intern(name), value) for name, value in pairs])  # a list: half the time of a generator
         made._lookup = dict(made.pairs)
         _interned[made.pairs] = made
         return made
