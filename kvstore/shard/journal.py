@@ -85,8 +85,13 @@ class Journal:
         """`keys` are gone. Nobody needs to wait for it; a failure shows as the log's."""
         if self.log is None or not len(keys) or self.log.failure is not None:
             return None
-        future = self.write(drops(keys, kind, clock=clock))
-        future.add_done_callback(_seen)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a recovery before there is a loop
+            loop = None
+        future = self.log.append(drops(keys, kind, clock=clock), loop).future
+        if future is not None:
+            future.add_done_callback(_seen)
         return future
 
 

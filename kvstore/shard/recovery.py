@@ -7,8 +7,10 @@ from itertools import islice
 
 import numpy as np
 
+from kvstore.errors import PoolExhausted
 from kvstore.header import FLAG_TAIL
-from kvstore.log import LiveEntry
+from kvstore.log import Kind, LiveEntry
+from kvstore.messages import Miss
 from kvstore.session import DEFAULT_TTL_MS, Session, Tail
 from kvstore.shard.core import Core
 from kvstore.shard.leases import Slots
@@ -21,24 +23,36 @@ _BATCH = 256
 def recover(core: Core, entries: Iterable[LiveEntry], last_clock: int, now_ms: int) -> int:
     """Publish what the log held, oldest first; how many blocks. The clock goes on above all that were seen.
 
-    A pool smaller than what the log holds keeps the newest: the older ones are evicted as usual. A session that owned
+    A pool smaller than what the log holds evicts as usual: mostly the older ones. A session that owned
     a tail lives again under its handle, with the default TTL from now on.
     """
     count = 0
     core.clock.merge(last_clock)
-    for batch in _batches(entries):
+    for batch in _batches(entries, min(_BATCH, len(core.pool))):
         core.clock.merge(max(entry.clock for entry in batch))
-        slots = core.reserve(len(batch), one_run=False, now_ms=now_ms)
+        try:
+            slots = core.reserve(len(batch), one_run=False, now_ms=now_ms)
+        except PoolExhausted:
+            _pass_over(core, batch)
+            continue
         _fill(core, slots, batch)
         _publish(core, slots, batch, now_ms)
         count += len(batch)
     return count
 
 
-def _batches(entries: Iterable[LiveEntry]) -> Iterator[list[LiveEntry]]:
+def _batches(entries: Iterable[LiveEntry], size: int) -> Iterator[list[LiveEntry]]:
     source = iter(entries)
-    while batch := list(islice(source, _BATCH)):
+    while batch := list(islice(source, size)):
         yield batch
+
+
+def _pass_over(core: Core, batch: list[LiveEntry]) -> None:
+    """The tails of recovered sessions fill the pool: these are evicted before they were there."""
+    keys = np.frombuffer(b"".join(entry.key for entry in batch), np.uint64).reshape(-1, 4)
+    core.ghosts.add(keys, Miss.EVICTED)
+    core.journal.dropped(keys, Kind.EVICT, core.clock.now)
+    core.meters.evicted_blocks["capacity"] += len(batch)
 
 
 def _fill(core: Core, slots: Slots, batch: list[LiveEntry]) -> None:

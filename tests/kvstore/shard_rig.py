@@ -55,14 +55,18 @@ class Rig:
             credits=credits,
             meters=meters,
         )
-        self.staging = Arena.create("kv-staging", 64, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=False)
+        self._next = 0
+        self.staging = Arena.create("kv-staging", 256, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=False)
 
     async def ask(self, message: Any, *, client: int = 1, clock: int = 0, deadline_ms: int = 5_000) -> Any:
         return await self.shard.answer(Envelope(clock, deadline_ms, client=client), message, self.staging)
 
     def stage(self, fills: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Fill the first staging slots, one byte value a block; slots and sums."""
-        slots = np.arange(len(fills))
+        """Fill the next staging slots, one byte value a block; slots and sums."""
+        if self._next + len(fills) > len(self.staging):
+            self._next = 0
+        slots = np.arange(self._next, self._next + len(fills))
+        self._next += len(fills)
         for slot, fill in zip(slots.tolist(), fills, strict=True):
             self.staging.data[slot] = fill
         return slots, sums(self.staging.data[slots])

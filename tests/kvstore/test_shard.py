@@ -121,7 +121,7 @@ async def test_a_miss_says_why() -> None:
 async def test_a_staging_run_that_changed_is_refused_and_nothing_is_kept() -> None:
     rig = Rig()
     put = rig.put_message(A)
-    rig.staging.data[1, 3] ^= 1
+    rig.staging.data[put.staging[1], 3] ^= 1
     with pytest.raises(ChecksumMismatch, match="number 1"):
         await rig.ask(put)
     assert counts(rig) == {"free": 64}
@@ -135,7 +135,7 @@ async def test_a_staging_slot_outside_the_arena_or_no_arena_is_refused() -> None
     rig = Rig()
     put = rig.put_message(A)
     with pytest.raises(StagingRejected):
-        await rig.ask(Put(put.keys, put.staging + 62, put.data_sums, put.valid, put.chains))
+        await rig.ask(Put(put.keys, put.staging + 254, put.data_sums, put.valid, put.chains))
     with pytest.raises(StagingRejected):
         await rig.shard.answer(Envelope(), put, None)
     other = Arena.create("kv-other", 8, 2 * LAYOUT.slot_bytes, 2 * LAYOUT.block_bytes, pool=False)

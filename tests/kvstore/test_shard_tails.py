@@ -156,7 +156,7 @@ async def test_a_refused_append_leaves_the_version_before() -> None:
     session = await rig.open()
     first = await rig.append(session, HISTORY, 10)
     message = rig.append_message(session, [*HISTORY, 7], 20, int(first.clock[0]))
-    rig.staging.data[0, 0] ^= 1
+    rig.staging.data[message.staging[0], 0] ^= 1
     with pytest.raises(ChecksumMismatch):
         await rig.ask(message)
     with pytest.raises(BadRequest, match="digests"):
