@@ -15,7 +15,6 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -164,7 +163,6 @@ METHODS: dict[type[Any], str] = {
 SERVICE = "kvstore.Shard"
 
 
-@cache
 def method_path(message: type[Any]) -> str:
     return f"/{SERVICE}/{METHODS[message]}"
 

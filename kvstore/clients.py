@@ -1,0 +1,113 @@
+"""The clients of a shard: who came through its door, and which pulls of theirs are running.
+
+A client's staging arena is mapped here from its hello to its end; it is let go only when no pull reads it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvstore.arena import Arena
+from kvstore.errors import BadRequest, StagingRejected
+
+MAX_CLIENTS = 1024
+_MAX_REFUSED = 65_536
+
+
+@dataclass(eq=False)
+class Connected:
+    """One client: `staging` None once it is gone and its last pull has ended."""
+
+    number: int
+    name: str
+    pid: int
+    staging: Arena | None
+    heartbeat: float = field(default_factory=time.monotonic)
+    gone: bool = False
+    running: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    refused: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    @contextmanager
+    def pulling(self, ticket: int) -> Iterator[Arena]:
+        """Its staging arena, for as long as a put of that ticket reads it; refused once cancelled or gone."""
+        if self.gone or self.staging is None:
+            raise StagingRejected("the client that owns this staging arena is gone")
+        if ticket in self.refused:
+            raise StagingRejected(f"put {ticket} was cancelled by its client before it began")
+        if ticket in self.running:
+            raise BadRequest(f"ticket {ticket} is already in use")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.running[ticket] = done
+        try:
+            yield self.staging
+        finally:
+            del self.running[ticket]
+            done.set_result(None)
+            self._let_go()
+
+    async def cancel(self, tickets: list[int]) -> None:
+        """Returns when none of these puts reads the staging arena, nor ever will."""
+        for ticket in tickets:
+            self.refused[ticket] = None
+        while len(self.refused) > _MAX_REFUSED:
+            self.refused.popitem(last=False)
+        waiting = [self.running[ticket] for ticket in tickets if ticket in self.running]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    def leave(self) -> None:
+        self.gone = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.gone and not self.running and self.staging is not None:
+            self.staging.close()
+            self.staging = None
+
+
+class Clients:
+    """All clients by number. Numbers are drawn at random: who does not hold one cannot speak for its client."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Connected] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Connected]:
+        return iter(list(self._by_number.values()))
+
+    def admit(self, name: str, pid: int, staging: Arena) -> Connected:
+        if len(self._by_number) >= MAX_CLIENTS:
+            raise BadRequest(f"this shard has {MAX_CLIENTS} clients already")
+        client = Connected(secrets.randbits(63) | 1, name, pid, staging)
+        self._by_number[client.number] = client
+        return client
+
+    def leave(self, client: Connected) -> None:
+        """The client is gone: its staging arena follows when its last pull has ended."""
+        self._by_number.pop(client.number, None)
+        client.leave()
+
+    def known(self, number: int) -> Connected:
+        """The client of that number, which has just shown that it lives; raises `BadRequest`."""
+        client = self._by_number.get(number)
+        if client is None:
+            raise BadRequest("unknown client: come through the shard's door first (its connection may have ended)")
+        client.heartbeat = time.monotonic()
+        return client
+
+    def get(self, number: int) -> Connected | None:
+        return self._by_number.get(number)
+
+    def oldest_heartbeat_s(self) -> float | None:
+        """Age of the oldest client's last sign of life; None without clients."""
+        if not self._by_number:
+            return None
+        return time.monotonic() - min(client.heartbeat for client in self._by_number.values())

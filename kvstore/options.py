@@ -1,0 +1,110 @@
+"""Options that `kvstore serve` and `kvstore cluster` share."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import BadRequest
+from kvstore.layout import Layout
+from kvstore.messages import Durability
+
+DURABILITY = {"none": Durability.NONE, "log": Durability.LOG, "log+sync": Durability.LOG_SYNC}
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    """Layout, size, durability, placement, sessions."""
+    shape = parser.add_argument_group("layout (of one shard's pool)")
+    shape.add_argument("--layout", metavar="JSON|FILE", help="as JSON; the options below change single fields")
+    shape.add_argument("--model", dest="model_id", metavar="NAME", help="what the blocks are KV of (default: demo)")
+    for name, text in (
+        ("layers", "layers"),
+        ("head-groups", "head groups of a layer"),
+        ("heads", "KV heads of a head group"),
+        ("head-dim", "elements of a head"),
+        ("block-tokens", "tokens of a block"),
+        ("window-tokens", "tokens whose blocks lie side by side"),
+    ):
+        shape.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    shape.add_argument("--dtype", help="float16, bfloat16, float32, float8_e4m3, float8_e5m2, uint8")
+    shape.add_argument("--salt-file", type=Path, metavar="FILE", help="the tenant's salt; only its fingerprint is kept")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--blocks", type=int, metavar="N", help="blocks of one shard's pool")
+    size.add_argument("--memory", metavar="SIZE", help="or the pool's size, as 512M or 4G (default: 256M)")
+    parser.add_argument("--placement", default="uniform", help="uniform, head-group or head-group-window")
+    parser.add_argument("--durability", choices=list(DURABILITY), default="none", help="what a shard can promise")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="where the write-ahead log lies")
+    parser.add_argument("--session-ttl", metavar="TIME", default="30m", help="idle time that ends one: 90s, 30m")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where Unix sockets lie (for this user alone)")
+    parser.add_argument("--naive-bitmap", action="store_true", help="the slow one: the host reads it bit by bit")
+    parser.add_argument("--drain-us", type=int, default=20, metavar="N", help="what one such read costs (default: 20)")
+
+
+def layout_of(given: argparse.Namespace) -> Layout:
+    """Raises `BadRequest`, naming the field."""
+    values: dict[str, Any] = {"model_id": "demo"}
+    if given.layout is not None:
+        text = given.layout
+        if not text.lstrip().startswith("{"):
+            try:
+                text = Path(text).read_text(encoding="utf-8")
+            except OSError as error:
+                raise BadRequest(f"layout file {given.layout}: {error.strerror}") from None
+        whole = Layout.from_json(text)
+        values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    for field in fields(Layout):
+        told = getattr(given, field.name, None)
+        if told is not None:
+            values[field.name] = told
+    if given.salt_file is not None:
+        from kvstore.keys import salt_fingerprint
+
+        try:
+            values["salt"] = salt_fingerprint(given.salt_file.read_bytes())
+        except OSError as error:
+            raise BadRequest(f"salt file {given.salt_file}: {error.strerror}") from None
+    return Layout(**values)
+
+
+def blocks_of(given: argparse.Namespace, layout: Layout) -> int:
+    """Blocks of one pool. Raises `BadRequest`."""
+    if given.blocks is not None:
+        return int(given.blocks)
+    blocks = size_of(given.memory or "256M") // layout.slot_bytes
+    if blocks < 1:
+        raise BadRequest(f"--memory {given.memory}: not even one block of {layout.slot_bytes} bytes fits")
+    return blocks
+
+
+def size_of(text: str) -> int:
+    """Bytes of `4G`, `512MiB`, `1000000`. Raises `BadRequest`."""
+    word = text.strip().lower().removesuffix("ib").removesuffix("b")
+    unit = word[-1:] if word[-1:].isalpha() else ""
+    number = word.removesuffix(unit) if unit else word
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise BadRequest(f"{text!r} is no size: 512M and 4G are") from None
+
+
+def milliseconds_of(text: str) -> int:
+    """Milliseconds of `500ms`, `90s`, `30m`, `2h`, or of plain seconds. Raises `BadRequest`."""
+    word = text.strip().lower()
+    for unit, factor in (("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("", 1_000)):
+        if word.endswith(unit):
+            try:
+                return int(float(word.removesuffix(unit) if unit else word) * factor)
+            except (ValueError, OverflowError):
+                break
+    raise BadRequest(f"{text!r} is no time: 500ms, 90s and 30m are")
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:7600` or `[::1]:7600`. Raises `BadRequest`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65_535:
+        raise BadRequest(f"{text!r} is no address: HOST:PORT is expected")
+    return host.strip("[]") or "127.0.0.1", int(port)

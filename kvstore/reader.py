@@ -1,0 +1,103 @@
+"""One-sided reads: copy slots out of pools, then believe only what agrees with key, generation and sums.
+
+A read with sums takes whatever it copied at its word only if both sums hold. Without sums, the generation is looked at
+before and after the copy: two equal even values with the right key mean that nobody wrote in between (a seqlock; the
+order of loads is x86's, where loads are not reordered with loads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.bitmap import runs_of
+from kvstore.checks import Verdict, judge
+from kvstore.errors import ChecksumMismatch
+from kvstore.header import Bytes
+from kvstore.keys import Keys
+from kvstore.transport import Ints, Peer, Words
+
+Verdicts = npt.NDArray[np.int8]
+
+_READ_AGAIN = 3
+"""Copies of one unchanged generation that must all fail their sums before it is called damage."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What one peer has of a read: slots, and the rows of the answer that they go to (None: all, in order)."""
+
+    peer: Peer
+    rows: Ints | None
+    slots: Ints
+    descriptors: int = 0
+
+    def of(self, column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        return column if self.rows is None else column[self.rows]
+
+
+def read(parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_bytes: int, *, verify: bool) -> Verdicts:
+    """Copy every part into `out` `[n, slot_bytes]`; the verdict of each row `[n]` (rows of no part: meaningless).
+
+    `keys` `[n, 4]` and `generations` `[n]` say what should be there. Raises `ChecksumMismatch` for bytes that are
+    damaged: they keep failing their sums while their generation stays.
+    """
+    before = [] if verify else [part.peer.generations(part.slots) for part in parts]
+    for part in parts:
+        part.descriptors = part.peer.read(part.slots, part.rows, out)
+    verdicts = _judged(parts, out, keys, generations, block_bytes, verify)
+    if not verify:
+        for part, first in zip(parts, before, strict=True):
+            moved = (part.peer.generations(part.slots) != first) | (first & np.uint64(1) != 0)
+            _mark(verdicts, part, moved, Verdict.RECYCLED)
+    elif (verdicts == Verdict.TORN).any():
+        for part in parts:
+            _read_torn_again(part, out, keys, generations, block_bytes, verdicts)
+    return verdicts
+
+
+def _judged(parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_bytes: int, verify: bool) -> Verdicts:
+    if len(parts) == 1 and parts[0].rows is None:
+        return judge(out, keys, generations, block_bytes, verify=verify)
+    copied = np.zeros(len(keys), np.bool_)
+    for part in parts:
+        copied[part.rows if part.rows is not None else slice(None)] = True
+    if copied.all():
+        return judge(out, keys, generations, block_bytes, verify=verify)
+    verdicts = np.full(len(keys), Verdict.RECYCLED, np.int8)
+    starts, lengths = runs_of(copied)
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        rows = slice(start, start + length)
+        verdicts[rows] = judge(out[rows], keys[rows], generations[rows], block_bytes, verify=verify)
+    return verdicts
+
+
+def _mark(verdicts: Verdicts, part: Part, which: npt.NDArray[np.bool_], verdict: Verdict) -> None:
+    if which.any():
+        rows = np.flatnonzero(which) if part.rows is None else part.rows[which]
+        verdicts[rows] = verdict
+
+
+def _read_torn_again(
+    part: Part, out: Bytes, keys: Keys, generations: Words, block_bytes: int, verdicts: Verdicts
+) -> None:
+    """A torn row whose slot has another generation by now met a write; one that keeps its generation is damaged."""
+    torn = np.flatnonzero(part.of(verdicts) == Verdict.TORN)
+    for at in torn.tolist():
+        row = at if part.rows is None else int(part.rows[at])
+        slot, one = part.slots[at : at + 1], slice(row, row + 1)
+        for _ in range(_READ_AGAIN):
+            if part.peer.generations(slot)[0] != generations[row]:
+                verdicts[row] = Verdict.RECYCLED
+                break
+            part.peer.read(slot, np.asarray([row]), out)
+            verdicts[one] = judge(out[one], keys[one], generations[one], block_bytes)
+            if verdicts[row] != Verdict.TORN:
+                break
+        else:
+            raise ChecksumMismatch(
+                f"block {row} of this get: slot {int(slot[0])} of shard {part.peer.facts.get('shard')} holds the right "
+                "generation, but its bytes do not have their checksum: they are damaged and were not used"
+            )

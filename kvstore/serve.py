@@ -1,0 +1,166 @@
+"""The process of one shard: memory, log and server up, then until a signal or a failure; and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstore.errors import BadRequest, LogFailed, StoreError
+from kvstore.messages import Durability
+from kvstore.settings import Settings
+
+if TYPE_CHECKING:
+    from kvstore.log import Log
+    from kvstore.meters import Meters
+    from kvstore.server import ShardServer
+    from kvstore.shard import Shard
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+"""The shard had to stop: its log failed."""
+EXIT_USAGE = 2
+"""It could not start as it was told to."""
+MIB = 1 << 20
+
+
+def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> int:
+    """Run a shard until SIGTERM or SIGINT; the exit code.
+
+    `ready_fd`: where its facts are written as JSON once it serves. `lifeline_fd`: the shard ends when that pipe does,
+    so that it never outlives the process that started it.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    require_memory(settings)
+    return asyncio.run(_serve(settings, ready_fd, lifeline_fd))
+
+
+def require_memory(settings: Settings) -> None:
+    """Raise `BadRequest` when the pool cannot fit into the memory that is free now: it would die of it later."""
+    wanted = settings.blocks * settings.layout.slot_bytes
+    free = free_memory()
+    if free is not None and wanted > free:
+        raise BadRequest(
+            f"a pool of {settings.blocks} blocks takes {wanted / MIB:.0f} MiB of shared memory, "
+            f"{free / MIB:.0f} MiB are free: choose fewer --blocks"
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes that may still be taken: of the host, or of the control group if that is less. None: cannot tell."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(found) if found else None
+
+
+def make_shard(settings: Settings) -> Shard:
+    """The shard, recovered from its log if it has one. Raises `LogLocked`, `LogCorrupt`, `LogFailed`, `BadRequest`."""
+    from kvstore.bitmap import NaiveBitmap
+    from kvstore.meters import Meters
+    from kvstore.shard import Shard
+
+    meters = Meters()
+    log = _open_log(settings, meters)
+    shard = Shard.create(
+        settings.layout,
+        settings.blocks,
+        naive_bitmap=settings.naive_bitmap,
+        number=settings.shard,
+        log=log,
+        durability=settings.durability,
+        meters=meters,
+    )
+    if settings.naive_bitmap:
+        shard.pool.bitmap = NaiveBitmap(settings.blocks, drain_s=settings.drain_us / 1e6)
+    shard.recover()
+    return shard
+
+
+def _open_log(settings: Settings, meters: Meters) -> Log | None:
+    if settings.durability is Durability.NONE or settings.log_dir is None:
+        return None
+    from kvstore.log import Log, LogConfig
+    from kvstore.shard.journal import durability_of, shape_of
+
+    layout = settings.layout
+    pool = settings.blocks * layout.block_bytes
+    # Sixteen segments of a quarter of the pool: four times its size, so that rewriting stays rare.
+    segment = min(64 * MIB, max(MIB, 16 * layout.block_bytes, -(-pool // 4)))
+    config = LogConfig(shape_of(layout), durability_of(settings.durability), segment_bytes=-(-segment // MIB) * MIB)
+    return Log(settings.log_dir, config, stats=meters)
+
+
+async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
+    from kvstore.server import ShardServer
+
+    shard = make_shard(settings)
+    server = ShardServer(shard, settings)
+    try:
+        await server.start()
+    except OSError as error:
+        await server.stop(0)
+        raise BadRequest(_why_not(settings, error)) from None
+    except BaseException:
+        await server.stop(0)
+        raise
+    try:
+        _tell(server, ready_fd)
+        failure = await _until_told(server, lifeline_fd)
+    finally:
+        await server.stop()
+    if failure is not None:
+        print(f"kvstore serve: shard {settings.shard} stops: {failure}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+async def _until_told(server: ShardServer, lifeline_fd: int) -> StoreError | None:
+    """Wait for a signal, the end of the lifeline, or a failure; the failure."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+    if lifeline_fd >= 0:
+        loop.add_reader(lifeline_fd, told.set)
+    server.failed.add_done_callback(lambda _: told.set())
+    await told.wait()
+    if lifeline_fd >= 0:
+        loop.remove_reader(lifeline_fd)
+    if server.failed.done():
+        return server.failed.result()
+    failure: LogFailed | None = server.shard.log.failure if server.shard.log is not None else None
+    return failure
+
+
+def _tell(server: ShardServer, ready_fd: int) -> None:
+    facts = server.facts()
+    if ready_fd >= 0:
+        os.write(ready_fd, json.dumps(facts).encode() + b"\n")
+        os.close(ready_fd)
+        return
+    page = f", metrics {facts['metrics']}" if facts["metrics"] else ""
+    who = f"shard {facts['shard']} of {facts['shards']}"
+    print(f"{who}: {facts['address']}{page}, {facts['blocks']} blocks", flush=True)
+
+
+def _why_not(settings: Settings, error: OSError) -> str:
+    """One line for what stands in a shard's way."""
+    where = error.filename or f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"cannot listen on {where}: it is in use (another shard?); choose another with --listen HOST:PORT"
+    if error.errno == errno.EACCES:
+        return f"cannot listen on {where}: no permission"
+    return f"cannot listen on {where}: {error.strerror or error}"

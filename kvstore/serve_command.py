@@ -1,0 +1,49 @@
+"""`kvstore serve`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvstore import options
+from kvstore.serve import serve
+from kvstore.settings import Settings
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve one shard until SIGTERM; the exit code."""
+    given = _parser().parse_args(argv)
+    layout = options.layout_of(given)
+    host, port = options.address_of(given.listen)
+    settings = Settings(
+        layout=layout,
+        blocks=options.blocks_of(given, layout),
+        shard=given.shard,
+        shards=given.shards,
+        host=host,
+        port=port,
+        metrics_port=given.metrics_port if given.metrics_port >= 0 else None,
+        run_dir=given.run_dir,
+        cluster_file=given.cluster_file,
+        durability=options.DURABILITY[given.durability],
+        log_dir=given.log_dir,
+        session_ttl_ms=options.milliseconds_of(given.session_ttl),
+        placement=given.placement,
+        naive_bitmap=given.naive_bitmap,
+        drain_us=given.drain_us,
+    )
+    return serve(settings, ready_fd=given.ready_fd, lifeline_fd=given.lifeline_fd)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("kvstore serve", description="Serve one shard until SIGTERM.")
+    options.add_store_options(parser)
+    parser.add_argument("--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0: any")
+    parser.add_argument("--metrics-port", type=int, default=0, metavar="PORT", help="0: any (default); -1: no page")
+    parser.add_argument("--shard", type=int, default=0, metavar="N", help="its number among --shards")
+    parser.add_argument("--shards", type=int, default=1, metavar="N", help="how many there are")
+    parser.add_argument("--cluster-file", type=Path, metavar="FILE", help="where the other shards are")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--lifeline-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    return parser

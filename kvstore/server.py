@@ -1,0 +1,257 @@
+"""One shard as a process: gRPC for control, the door for descriptors, a sweeper, heartbeats to its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore import messages as m
+from kvstore import wire
+from kvstore.addresses import read_cluster
+from kvstore.clients import Clients, Connected
+from kvstore.door import PROTOCOL, Door
+from kvstore.errors import BadRequest, LogFailed, StoreError
+from kvstore.peers import Peers
+from kvstore.settings import Settings, default_run_dir, make_run_dir
+
+if TYPE_CHECKING:
+    import grpc
+    import grpc.aio
+
+    from kvstore.page import MetricsServer
+    from kvstore.shard import Shard
+
+SWEEP_INTERVAL_S = 0.1
+DESCRIBE = f"/{wire.SERVICE}/Describe"
+_log = logging.getLogger("kvstore.server")
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", wire.MAX_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_BYTES),
+]
+_SERVER_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a second shard on the same port is an error, not a coin toss
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class ShardServer:
+    """Serves `shard` until stopped. `failed` is done with a `StoreError` when the shard must not go on."""
+
+    def __init__(self, shard: Shard, settings: Settings) -> None:
+        self.shard = shard
+        self.settings = settings
+        self.clients = Clients()
+        self.peers = Peers()
+        self.instance = f"{secrets.randbits(64):016x}"
+        self.port = 0
+        self.metrics_url = ""
+        self.failed: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
+        self._grpc: grpc.aio.Server | None = None
+        self._door: Door | None = None
+        self._page: MetricsServer | None = None
+        self._pidfd = -1
+        self._tasks: list[asyncio.Task[None]] = []
+        self._work: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Bind everything. Raises `OSError` (port in use, no permission) or `BadRequest` (run directory)."""
+        make_run_dir(self.settings.run_dir or default_run_dir())
+        self._grpc = self._new_grpc()
+        self.port = _bind(self._grpc, self.settings.host, self.settings.port)
+        self._grpc.add_insecure_port(f"unix:{self._socket('grpc')}")
+        await self._serve_page()
+        self._pidfd = os.pidfd_open(os.getpid())
+        arena, index = self.shard.pool.arena.memory, self.shard.pool.index.memory
+        self._door = Door(
+            self._socket("door"),
+            self.settings.layout,
+            self.clients,
+            [arena.fd, index.fd, self._pidfd],
+            self.facts,
+            self._left,
+        )
+        self._door.open()
+        await self._grpc.start()
+        self._meet()
+        self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self.peers.watch())]
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Answer what is in flight, take nothing new, let the log end, remove the sockets."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)
+        if self._work:
+            await asyncio.wait(self._work, timeout=grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._page is not None:
+            await self._page.close()
+        if self._door is not None:
+            await self._door.close()
+        if self.port:
+            self._socket("grpc").unlink(missing_ok=True)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        await self.shard.close()
+
+    async def _serve_page(self) -> None:
+        """`/metrics`, on this loop. Raises `OSError` (port in use)."""
+        if self.settings.metrics_port is None:
+            return
+        from kvstore.page import ShardSource, StoreCollector, serve_metrics
+
+        source = ShardSource(self.shard, self.settings, self.clients, self.peers)
+        try:
+            self._page = await serve_metrics(StoreCollector(source), self.settings.host, self.settings.metrics_port)
+        except OSError as error:
+            error.filename = f"{self.settings.host}:{self.settings.metrics_port} (metrics)"
+            raise
+        self.metrics_url = self._page.url
+
+    def _meet(self) -> None:
+        """Learn of the other shards from the cluster file, which may be written after we have started."""
+        path = self.settings.cluster_file
+        if path is not None and path.exists():
+            with contextlib.suppress(BadRequest):
+                others = {str(shard["shard"]): str(shard["address"]) for shard in read_cluster(path)}
+                others.pop(str(self.settings.shard), None)
+                self.peers.meet(others)
+
+    def facts(self) -> dict[str, Any]:
+        """What everybody may know of this shard."""
+        return {
+            "protocol": PROTOCOL,
+            "shard": self.settings.shard,
+            "shards": self.settings.shards,
+            "instance": self.instance,
+            "pid": os.getpid(),
+            "layout": json.loads(self.settings.layout.as_json()),
+            "blocks": len(self.shard.pool),
+            "placement": self.settings.placement,
+            "durability": int(self.settings.durability),
+            "session_ttl_ms": self.settings.session_ttl_ms,
+            "address": f"{self.settings.host}:{self.port}",
+            "door": str(self._socket("door")),
+            "grpc": f"unix:{self._socket('grpc')}",
+            "metrics": self.metrics_url,
+        }
+
+    def _socket(self, kind: str) -> Path:
+        return self.settings.socket_path(self.port, kind)
+
+    def _new_grpc(self) -> grpc.aio.Server:
+        import grpc
+        import grpc.aio
+
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._handler(message)) for message, name in wire.METHODS.items()
+        }
+        handlers["Describe"] = grpc.unary_unary_rpc_method_handler(self._describe)
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
+        return server
+
+    async def _describe(self, _request: bytes, _context: Any) -> bytes:
+        return json.dumps(self.facts()).encode()
+
+    def _handler(self, expected: type[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(data: bytes, _context: Any) -> bytes:
+            try:
+                envelope, message = wire.unpack_request(data)
+                if type(message) is not expected:
+                    raise BadRequest(f"a {type(message).__name__} was sent to the method {expected.__name__}")
+                reply = await self._perform(envelope, message)
+                return wire.pack_reply(self.shard.clock.now, reply)
+            except StoreError as error:
+                self._noticed(error)
+                return wire.pack_error(self.shard.clock.now, error)
+            except Exception:
+                _log.exception("%s failed", expected.__name__)
+                return wire.pack_error(self.shard.clock.now, StoreError("a fault of the shard; its output says more"))
+
+        return answer
+
+    async def _perform(self, envelope: m.Envelope, message: Any) -> Any:
+        """The answer to one request. What changes the store runs to its end even if the asker gives up."""
+        if isinstance(message, m.Ping):
+            return m.Pong(self.settings.shard, now_ms())
+        if isinstance(message, wire.Cancel):
+            return await self._cancel(envelope, message)
+        client = self.clients.known(envelope.client)
+        if not isinstance(message, m.Put | m.Append | m.Remove):
+            return await self.shard.answer(envelope, message, None)
+        work = asyncio.create_task(self._write(client, envelope, message))
+        self._work.add(work)
+        work.add_done_callback(self._done)
+        return await asyncio.shield(work)
+
+    def _done(self, work: asyncio.Task[Any]) -> None:
+        """Also of one whose asker gave up: its failure is seen all the same."""
+        self._work.discard(work)
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, StoreError):
+            self._noticed(error)
+
+    async def _write(self, client: Connected, envelope: m.Envelope, message: Any) -> Any:
+        if isinstance(message, m.Remove):
+            return await self.shard.answer(envelope, message, None)
+        with client.pulling(envelope.ticket) as staging:
+            return await self.shard.answer(envelope, message, staging)
+
+    async def _cancel(self, envelope: m.Envelope, message: wire.Cancel) -> wire.Cancelled:
+        """A client that is not known here (any more) has no pull running."""
+        client = self.clients.get(envelope.client)
+        if client is not None:
+            await client.cancel(message.tickets.tolist())
+        return wire.Cancelled(message.tickets)
+
+    def _noticed(self, error: StoreError) -> None:
+        if isinstance(error, LogFailed) and not self.failed.done():
+            self.failed.set_result(error)
+
+    def _left(self, client: Connected) -> None:
+        self.shard.forget_client(client.number)
+
+    async def _sweep(self) -> None:
+        for turn in itertools.count(1):
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            if turn % 10 == 0:
+                self._meet()
+            try:
+                self.shard.sweep(now_ms())
+            except StoreError as error:
+                self._noticed(error)
+            except Exception:
+                _log.exception("sweep failed")
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """The port in use. Raises `OSError` with the reason: gRPC itself only says that it could not."""
+    import socket
+
+    if port:
+        with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    where = f"[{host}]" if ":" in host else host
+    try:
+        return int(server.add_insecure_port(f"{where}:{port}"))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {where}:{port}: {error}") from None

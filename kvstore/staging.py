@@ -1,0 +1,140 @@
+"""A client's staging arena: where blocks lie while shards pull them.
+
+Every put takes a run and gives it back after a final answer. A put whose outcome is not known leaves its run in
+*quarantine*: a shard may still be reading it, so nobody writes there until the shard has said that it will not, or is
+dead. Whoever waits for room is served in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.arena import Arena
+from kvstore.bitmap import Bitmap
+from kvstore.deadline import Deadline
+from kvstore.errors import BadRequest, DeadlineExceeded
+from kvstore.header import Bytes
+from kvstore.layout import Layout
+
+Slots = npt.NDArray[np.int64]
+
+
+class Staged:
+    """A run of the staging arena: fill `data` `[n, block_bytes]`, then put it."""
+
+    __slots__ = ("_arena", "slots")
+
+    def __init__(self, arena: Arena, slots: Slots) -> None:
+        self._arena = arena
+        self.slots = slots
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def data(self) -> Bytes:
+        first = int(self.slots[0])
+        return self._arena.data[first : first + len(self.slots)]
+
+
+class Staging:
+    """`blocks` slots for blocks of `layout`. For one event loop."""
+
+    def __init__(self, layout: Layout, blocks: int) -> None:
+        self.arena = Arena.create("kv-staging", blocks, layout.slot_bytes, layout.block_bytes, pool=False)
+        self._room = Bitmap(blocks)
+        self._waiting: deque[tuple[int, asyncio.Future[Staged]]] = deque()
+        self._quarantined: dict[int, tuple[int, Staged]] = {}
+
+    def __len__(self) -> int:
+        return len(self.arena)
+
+    @property
+    def free(self) -> int:
+        return self._room.free
+
+    @property
+    def quarantined(self) -> int:
+        """Slots that no put may use yet."""
+        return sum(len(run) for _, run in self._quarantined.values())
+
+    async def take(self, n: int, deadline: Deadline) -> Staged:
+        """A run of `n`; raises `BadRequest` for more than there are, `DeadlineExceeded` when none comes free."""
+        if not 1 <= n <= len(self.arena):
+            raise BadRequest(f"a staging run of {n} blocks: the staging arena has {len(self.arena)}")
+        run = None if self._waiting else self._run(n)
+        if run is not None:
+            return run
+        mine: asyncio.Future[Staged] = asyncio.get_running_loop().create_future()
+        self._waiting.append((n, mine))
+        try:
+            await asyncio.wait({mine}, timeout=deadline.left_s)
+        except asyncio.CancelledError:
+            self._leave(mine)
+            raise
+        if mine.done():
+            return mine.result()
+        self._leave(mine)
+        raise DeadlineExceeded(
+            f"no staging run of {n} blocks came free within {deadline.allowed_ms:g} ms "
+            f"({self.free} of {len(self)} free, {self.quarantined} in quarantine)"
+        )
+
+    def give(self, run: Staged) -> None:
+        """The run is free: no shard reads it any more."""
+        self._room.release(run.slots)
+        self._serve()
+
+    def quarantine(self, ticket: int, shard: int, run: Staged) -> None:
+        """Nobody knows whether that shard still reads the run of put `ticket`."""
+        self._quarantined[ticket] = (shard, run)
+
+    def unsettled(self, shard: int) -> list[int]:
+        """Tickets in quarantine for that shard."""
+        return [ticket for ticket, (owner, _) in self._quarantined.items() if owner == shard]
+
+    def settle(self, tickets: list[int]) -> None:
+        """These puts are over for certain."""
+        for ticket in tickets:
+            held = self._quarantined.pop(ticket, None)
+            if held is not None:
+                self.give(held[1])
+
+    def close(self) -> None:
+        self.arena.close()
+
+    def _run(self, n: int) -> Staged | None:
+        slots = self._room.allocate(n, one_run=True)
+        return None if slots is None else Staged(self.arena, slots)
+
+    def _serve(self) -> None:
+        while self._waiting:
+            n, waiter = self._waiting[0]
+            if not waiter.done():
+                run = self._run(n)
+                if run is None:
+                    return
+                waiter.set_result(run)
+            self._waiting.popleft()
+
+    def _leave(self, waiter: asyncio.Future[Staged]) -> None:
+        """Whoever waits no more: out of the queue; a run that came in the same moment goes on to the next."""
+        if waiter.done():
+            self.give(waiter.result())
+            return
+        self._waiting = deque(entry for entry in self._waiting if entry[1] is not waiter)
+        self._serve()
+
+
+def as_blocks(data: npt.NDArray[np.generic], layout: Layout) -> Bytes:
+    """`[n, block_bytes]` of bytes for `[n, *block_shape]` of elements or bytes; raises `BadRequest` for other sizes."""
+    if data.ndim < 2:
+        raise BadRequest(f"blocks are [n, ...] arrays, not {data.ndim}-dimensional")
+    rows = np.ascontiguousarray(data).reshape(len(data), -1).view(np.uint8)
+    if rows.shape[1] != layout.block_bytes:
+        raise BadRequest(f"a block has {layout.block_bytes} bytes in this layout, not {rows.shape[1]}")
+    return rows
