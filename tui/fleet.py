@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tui.panels import Merge, Panel
-from tui.reading import FLEET, EntityReading, Grid, Reading, State
+from tui.panels import Merge, Of, Panel
+from tui.reading import FLEET, EntityReading, Grid, Reading, State, kind_of
 
 _SLACK = 0.02  # interpolation within one bucket differs a little between one engine and all
 WORST = "the engines' buckets differ and cannot be added up: this is the worst engine's"
@@ -17,14 +17,16 @@ def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Map
     """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step).
 
     Engines whose values are stale count only where no other has a value: what a silent engine did last is no part of
-    what the fleet does now.
+    what the fleet does now. Where there are engines, a store's shards do not count beside them.
     """
     values = {}
-    answering = [row for row in readings if not row.stale]
+    engines = [row for row in readings if kind_of(row.key) is not Of.SHARD]
     for panel in panels:
         if panel.merge is Merge.NONE:
             continue
-        rows = answering if any(row.value(panel.name) is not None for row in answering) else readings
+        whose = engines if engines and panel.of is Of.BOTH else readings
+        answering = [row for row in whose if not row.stale]
+        rows = answering if any(row.value(panel.name) is not None for row in answering) else whose
         parts = [row.values[panel.name] for row in rows if panel.name in row.values]
         if not parts:
             continue

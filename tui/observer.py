@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from probes.labels import Labels
 from tui.fleet import fleet, pooled, sound
-from tui.panels import CHARTED, PANELS, Merge, Panel
+from tui.panels import CHARTED, PANELS, Merge, Of, Panel
 from tui.quantity import age
 from tui.reading import (
     FLEET,
@@ -26,6 +26,7 @@ from tui.reading import (
     duration,
     identities,
     last_ages,
+    of_one_kind,
     presence,
     restarted,
 )
@@ -125,7 +126,7 @@ class Observer:
 
     def _ask(self, times: range, start_ms: int, silent: frozenset[str], *, lazy: bool) -> None:
         """Ask every panel that is due; the trails of ``silent`` instances end: nothing is known of them now."""
-        due = [panel for panel in PANELS if not (lazy and self._ticks % panel.every and panel.name in self._grids)]
+        due = [panel for panel in PANELS if not (lazy and self._is_early(panel))]
         for panel in due:
             grid = self._grids[panel.name] = self._grid(panel, times, start_ms)
             self._known.update((entity, times[-1]) for entity in grid if entity.get("instance"))
@@ -136,6 +137,14 @@ class Observer:
         answers += [(panel.name, {FLEET: self._merged(panel, len(times))}) for panel in PANELS if panel.name in CHARTED]
         self._history.append(times, answers)
         self._forget(times[-1])
+
+    def _is_early(self, panel: Panel) -> bool:
+        """Whether a panel need not be asked at this tick: it changes slowly, or there is no shard to have it."""
+        if panel.name not in self._grids:
+            return False
+        if panel.of is Of.SHARD and not any(entity.get("shard") for entity in self._known):
+            return True
+        return self._ticks % panel.every != 0
 
     def _over(self, panel: Panel, times: range, start_ms: int) -> Grid:
         """A panel's answers over all entities; over a single one they are its own, and need not be asked for."""
@@ -157,7 +166,7 @@ class Observer:
 
     def _merged(self, panel: Panel, count: int) -> tuple[float, ...]:
         """The fleet's values, one a step."""
-        grid = self._grids[panel.name]
+        grid = of_one_kind(self._grids[panel.name])
         if panel.merge is Merge.EXPR:
             over_all = self._over_all.get(panel.name, {}).get(FLEET, (math.nan,) * count)
             return tuple(_sound(over_all[step], grid, step) for step in range(count))

@@ -1,7 +1,8 @@
 """Panels are data: a PromQL expression over canonical ``kv:*`` names and a way to draw its answer.
 
 No textual here: the screen, ``kvtop once`` and the dashboard read the same list. An expression answers one row per
-entity (labels ``instance`` and, where an engine has ranks, ``engine``); ``$window`` is filled in before parsing.
+entity (labels ``instance`` and, where an engine has ranks, ``engine``, or a store ``shard``); ``$window`` is filled in
+before parsing.
 Ratios are merged by numerator and denominator, quantiles by buckets: ``fleet`` says how; sums and maxima need no
 expression of their own.
 """
@@ -32,6 +33,14 @@ class Merge(StrEnum):
     NONE = "none"
 
 
+class Of(StrEnum):
+    """Whose number a panel is; only of those is a missing one worth a word."""
+
+    ENGINE = "engine"
+    SHARD = "shard"
+    BOTH = "both"
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One number of the screen.
@@ -57,13 +66,14 @@ class Panel:
     bad: float | None = None
     windowed: bool = False
     every: int = 1
+    of: Of = Of.ENGINE
 
     def at(self, window: str, *, fleet: bool = False) -> str:
         """The expression with ``$window`` filled in (a PromQL duration such as ``1m``)."""
         return (self.fleet if fleet else self.expr).replace("$window", window)
 
 
-_BY = "by (instance, engine)"
+_BY = "by (shard, instance, engine)"
 
 
 def _gauge(name: str, title: str, short: str, unit: str, meaning: str, **more: object) -> Panel:
@@ -87,7 +97,7 @@ def _quantile(family: str, q: float, title: str, short: str, meaning: str, **mor
         title,
         short,
         "seconds",
-        asks("le, instance, engine"),
+        asks("le, shard, instance, engine"),
         (family,),
         meaning,
         merge=Merge.EXPR,
@@ -97,9 +107,13 @@ def _quantile(family: str, q: float, title: str, short: str, meaning: str, **mor
     )
 
 
-def _share(name: str, title: str, short: str, hits: str, queries: str, meaning: str) -> Panel:
+def _share(
+    name: str, title: str, short: str, hits: str, queries: str, meaning: str, only: str = "", of: Of = Of.ENGINE
+) -> Panel:
+    """``only`` selects those of ``hits`` that count as such."""
+
     def asks(by: str) -> str:
-        return f"sum{by} (rate({hits}[$window])) / sum{by} (rate({queries}[$window]))"
+        return f"sum{by} (rate({hits}{only}[$window])) / sum{by} (rate({queries}[$window]))"
 
     return Panel(
         name,
@@ -107,15 +121,90 @@ def _share(name: str, title: str, short: str, hits: str, queries: str, meaning: 
         short,
         "ratio",
         asks(f" {_BY}"),
-        (hits, queries),
+        tuple(dict.fromkeys((hits, queries))),
         meaning,
         merge=Merge.EXPR,
         fleet=asks(""),
         windowed=True,
+        of=of,
     )
 
 
 _MEDIAN = {"draw": Draw.NUMBER, "every": 3}
+
+_OF_STORE = {"of": Of.SHARD}
+
+# What a shard of a store tells. A refusal is an answer (the caller computes the KV again), but never a good one.
+STORE: tuple[Panel, ...] = (
+    _share(
+        "kv:lookup_hit_ratio",
+        "Blocks found",
+        "FOUND",
+        "kv:lookup_blocks_total",
+        "kv:lookup_blocks_total",
+        "Share of the blocks looked up in the store that it had, within the window",
+        only='{result="hit"}',
+        of=Of.SHARD,
+    ),
+    _rate("kv:operations_total", "Operations", "OPS", "per_second", "Operations a second, of all kinds", **_OF_STORE),
+    _quantile(
+        "kv:operation_seconds", 0.99, "Operation p99", "OP99", "One operation, slowest of a hundred", **_OF_STORE
+    ),
+    _gauge(
+        "kv:operations_inflight", "In flight", "INFL", "operations", "Operations without an answer yet", **_OF_STORE
+    ),
+    _rate(
+        "kv:busy_seconds_total",
+        "Busy",
+        "BUSY",
+        "ratio",
+        "Share of time in which the shard's one thread worked on operations",
+        merge=Merge.MAX,
+        warn=0.9,
+        **_OF_STORE,
+    ),
+    _rate("kv:put_refusals_total", "Puts refused", "REFUSED", "per_second", "Puts refused", warn=1e-9, **_OF_STORE),
+    _rate("kv:evicted_blocks_total", "Evictions", "EVICTED", "per_second", "Blocks evicted a second", **_OF_STORE),
+    Panel(
+        "kv:tail_waste_ratio",
+        "Tail waste",
+        "WASTE",
+        "ratio",
+        f'sum {_BY} (kv:pool_token_slots{{state="tail_waste"}}) / sum {_BY} (kv:pool_token_slots)',
+        ("kv:pool_token_slots",),
+        "Share of the published blocks' token slots that are empty behind the last token",
+        merge=Merge.EXPR,
+        fleet='sum (kv:pool_token_slots{state="tail_waste"}) / sum (kv:pool_token_slots)',
+        of=Of.SHARD,
+    ),
+    _gauge(
+        "kv:pool_largest_free_run_blocks",
+        "Longest free run",
+        "RUN",
+        "blocks",
+        "Blocks of the longest run of free ones",
+        merge=Merge.MAX,
+        draw=Draw.NUMBER,
+        **_OF_STORE,
+    ),
+    _gauge("kv:sessions", "Sessions", "SESS", "sessions", "Live sessions, active and idle", **_OF_STORE),
+    _quantile(
+        "kv:wal_flush_seconds",
+        0.99,
+        "Log flush p99",
+        "FLUSH99",
+        "One flush of the log, slowest of a hundred",
+        **_OF_STORE,
+    ),
+    _rate(
+        "kv:read_bytes_total",
+        "One-sided reads",
+        "READ",
+        "bytes_per_second",
+        "Bytes that clients read without the shard, as they report them",
+        **_OF_STORE,
+    ),
+)
 
 # The thresholds: a pool at its physical end (1.0) preempts or queues; 0.9 leaves the margin in which that begins to
 # show. A failed or expired transfer is bad at any rate. All else has no colour of its own.
@@ -130,6 +219,7 @@ PANELS: tuple[Panel, ...] = (
         merge=Merge.TOKENS,
         warn=0.90,
         bad=0.97,
+        of=Of.BOTH,
     ),
     Panel(
         "kv:pool_tokens",
@@ -138,9 +228,11 @@ PANELS: tuple[Panel, ...] = (
         "tokens",
         f"max {_BY} (kv:pool_tokens) or max {_BY} (kv:pool_blocks) * max {_BY} (kv:block_tokens)",
         ("kv:pool_blocks",),
-        "Token capacity of the device pool; an engine that does not say: its blocks times the tokens of one",
+        "Token capacity of the device pool; an engine that does not say: its blocks times the tokens of one (of a "
+        "store: token slots, for each layer and head group apart)",
         draw=Draw.NUMBER,
         every=10,
+        of=Of.BOTH,
     ),
     _gauge("kv:requests_running", "Running", "RUN", "requests", "Requests in the running batch"),
     _gauge("kv:requests_waiting", "Waiting", "WAIT", "requests", "Requests that wait to be scheduled"),
@@ -226,7 +318,9 @@ PANELS: tuple[Panel, ...] = (
         draw=Draw.COLUMN,
         warn=1.0,
         every=5,
+        of=Of.BOTH,
     ),
+    *STORE,
 )
 
 BY_NAME: Mapping[str, Panel] = {panel.name: panel for panel in PANELS}

@@ -48,7 +48,7 @@ def explain(view: View, panel: Panel, entity: Labels, at_ms: int, window_ms: int
     expr = panel.at(window) if entity else over_all(panel, window)
     try:
         found = view.explain(expr, at_ms, entity)
-        if found.value is None and entity.get("engine"):
+        if found.value is None and (entity.get("engine") or entity.get("shard")):
             found = view.explain(expr, at_ms, entity.only(("instance",)))
     except ValueError as error:
         return Provenance(panel.name, entity, at_ms, window, expr, trouble=str(error))

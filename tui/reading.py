@@ -23,14 +23,20 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from probes.labels import Labels
-from tui.panels import PANELS, Merge, Panel
+from tui.panels import PANELS, Merge, Of, Panel
 from tui.vocabulary import vocabulary
 
 _DIGITS = re.compile(r"(\d+)")
 SCHEMA = "kvscope.reading/1"
 
 # An engine's identity on the screen: these labels, as far as present; shard, GPU and device come before.
-_ENTITY_LABELS = (("shard",), ("gpu", "instance"), ("device", "instance"), ("instance", "engine"), ("instance",))
+_ENTITY_LABELS = (
+    ("shard", "instance"),
+    ("gpu", "instance"),
+    ("device", "instance"),
+    ("instance", "engine"),
+    ("instance",),
+)
 _IDENTITY = ("model_name", "system", "job")
 FLEET = Labels.of({})
 # Of anything but a plain series, timestamp() is the moment asked for.
@@ -255,26 +261,26 @@ def assemble(
     readings = []
     for entity in entities:
         values: dict[str, Reading] = {}
-        is_engine = _is_engine(entity)
+        kind = kind_of(entity)
         for panel in panels:
-            value = _last(grids.get(panel.name, {}), entity, is_engine)
-            if value is not None or (is_engine and panel.merge is not Merge.NONE):
+            value = _last(grids.get(panel.name, {}), entity)
+            if value is not None or (panel.of in (kind, Of.BOTH) and kind and panel.merge is not Merge.NONE):
                 values[panel.name] = _reading(panel, entity.get("instance"), value, moment)
         readings.append(EntityReading({**moment.identities.get(entity, {}), **entity.as_dict()}, values))
     return readings
 
 
 def _entities(grids: Mapping[str, Grid], known: Iterable[Labels]) -> list[Labels]:
-    """All entities, sorted by name; a bare instance that has engines is no entity of its own."""
+    """All entities, sorted by name; a bare instance that has engines or a shard is no entity of its own."""
     every = dict.fromkeys([*(entity for grid in grids.values() for entity in grid), *known])
-    ranked = {e.get("instance") for e in every if e.get("engine")}
+    ranked = {e.get("instance") for e in every if e.get("engine") or e.get("shard")}
     kept = [e for e in every if e and not (len(e) == 1 and e.get("instance") in ranked)]
     return sorted(kept, key=sort_key)
 
 
 def sort_key(entity: Labels | Mapping[str, str]) -> tuple[object, ...]:
-    """Instances by name, ranks and GPUs by number."""
-    rank = entity.get("engine") or entity.get("gpu") or ""
+    """Instances by name, ranks, shards and GPUs by number."""
+    rank = entity.get("engine") or entity.get("shard") or entity.get("gpu") or ""
     return (natural(entity.get("instance") or ""), int(rank) if rank.isdecimal() else -1, rank, str(entity))
 
 
@@ -283,13 +289,24 @@ def natural(text: str) -> tuple[object, ...]:
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(text) if part)
 
 
-def _is_engine(entity: Labels) -> bool:
-    return bool(entity.get("instance")) and not (entity.get("gpu") or entity.get("device") or entity.get("shard"))
+def kind_of(entity: Labels | Mapping[str, str]) -> Of | None:
+    """Whether it is an engine or a store's shard; None for a GPU, a device, or the fleet."""
+    if entity.get("shard"):
+        return Of.SHARD
+    return None if entity.get("gpu") or entity.get("device") or not entity.get("instance") else Of.ENGINE
 
 
-def _last(grid: Grid, entity: Labels, is_engine: bool) -> float | None:
+def of_one_kind(grid: Grid) -> Grid:
+    """The engines' rows where there are any, else all: engines and shards cannot be added up."""
+    if not any(kind_of(entity) is Of.SHARD for entity in grid):
+        return grid
+    engines = {entity: column for entity, column in grid.items() if kind_of(entity) is Of.ENGINE}
+    return engines or grid
+
+
+def _last(grid: Grid, entity: Labels) -> float | None:
     column = grid.get(entity)
-    if column is None and is_engine and entity.get("engine"):
+    if column is None and (entity.get("engine") or entity.get("shard")):
         column = grid.get(entity.only(("instance",)))
     if not column or math.isnan(column[-1]):
         return None

@@ -186,7 +186,7 @@ def test_a_silent_engine_does_not_count_in_the_fleet() -> None:
         ({"instance": "a:1", "engine": "0", "model_name": "m"}, {"instance": "a:1", "engine": "0"}),
         ({"instance": "a:1", "gpu": "2", "job": "dcgm"}, {"instance": "a:1", "gpu": "2"}),
         ({"instance": "a:1", "device": "mlx5_0"}, {"instance": "a:1", "device": "mlx5_0"}),
-        ({"shard": "3", "instance": "a:1"}, {"shard": "3"}),
+        ({"shard": "3", "instance": "a:1", "model_name": "m"}, {"shard": "3", "instance": "a:1"}),
         ({"job": "x"}, {}),
     ],
 )
