@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LAST_S = 2.0  # a terminal that is gone may take our last words never
 _FLASH_S = 3.0
 _SETTLED_S = 0.05  # after a resize, until Textual has laid out anew
-_SCREENS = ("overview", "findings", "sources")
+_SCREENS = ("overview", "findings", "sources", "pool")
 
 
 class Monitored(Protocol):
@@ -47,6 +47,7 @@ class Monitored(Protocol):
     def stop(self) -> None: ...
     def move(self, change: Callable[[Cursor], Cursor]) -> None: ...
     def explain(self, panel: str, entity: Labels, at_ms: int) -> None: ...
+    def show(self, screen: str) -> None: ...
 
 
 class KvtopApp(App[int]):
@@ -68,6 +69,7 @@ class KvtopApp(App[int]):
         Binding("1", "show('overview')", priority=True),
         Binding("2", "show('findings')", priority=True),
         Binding("3", "show('sources')", priority=True),
+        Binding("4", "show('pool')", priority=True),
         Binding("tab", "next_screen(1)", priority=True),
         Binding("shift+tab", "next_screen(-1)", priority=True),
         Binding("space", "pause", priority=True),
@@ -197,6 +199,7 @@ class KvtopApp(App[int]):
 
     def action_show(self, screen: str) -> None:
         self.scene.over = ""
+        self._monitor.show(screen)
         self._see(replace(self.scene.look, screen=screen, scroll=0, open=False))
 
     def action_next_screen(self, by: int = 1) -> None:
@@ -209,6 +212,10 @@ class KvtopApp(App[int]):
             self.action_scroll(by)
         elif look.screen == "overview":
             self.action_select_row(chosen_place(self.scene.shot, look) + by)
+        elif look.screen == "pool":
+            from tui.draw.pool import chosen
+
+            self.action_pick(chosen(self.scene.shot.pools or (), look) + by)
         else:
             self.action_pick((look.item if look.screen == "findings" else look.source) + by)
 
@@ -230,6 +237,9 @@ class KvtopApp(App[int]):
             self._see(replace(look, item=min(max(index, 0), max(0, last)), scroll=0))
         elif look.screen == "sources":
             self._see(replace(look, source=min(max(index, 0), max(0, len(shot.sources) - 1)), scroll=0))
+        elif look.screen == "pool" and shot.pools:
+            pool = shot.pools[min(max(index, 0), len(shot.pools) - 1)]
+            self._see(replace(look, entity=pool.entity, silent=""))
 
     def action_column(self, by: int) -> None:
         look = self.scene.look
@@ -277,7 +287,7 @@ class KvtopApp(App[int]):
         self.action_origin()
 
     def action_origin(self) -> None:
-        if self.scene.look.screen == "overview":
+        if self.scene.look.screen in ("overview", "pool"):
             self.scene.over, self.scene.over_scroll = "origin", 0
             self._ask()
             self._paint()
@@ -422,4 +432,7 @@ class _Still:
         return
 
     def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
+        return
+
+    def show(self, screen: str) -> None:
         return

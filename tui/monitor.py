@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from probes.attach import Attachment
     from tui.observer import Observer
+    from tui.pools import Pool, PoolObserver
 
 LEAST_WINDOW_MS = 60_000
 LIVE_SPAN_MS = 300_000
@@ -49,6 +50,8 @@ class Monitor(threading.Thread):
         self._wake: asyncio.Event | None = None
         self._stopped = False
         self._cursor: Cursor | None = None
+        self._screen = "overview"
+        self._pools: PoolObserver | None = None
 
     # --- called from the app's thread
 
@@ -63,6 +66,10 @@ class Monitor(threading.Thread):
     def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
         """Ask where a number comes from; answered by an `Explained` message."""
         self._order(lambda: self._explain(panel, entity, at_ms))
+
+    def show(self, screen: str) -> None:
+        """Which screen is up: the pools are asked for only while somebody looks."""
+        self._order(lambda: setattr(self, "_screen", screen))
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
@@ -215,7 +222,17 @@ class Monitor(threading.Thread):
             trouble=self._examiner.trouble,
             label=self.options.label,
             pages=self._examiner.pages,
+            pools=self._seen_pools(cursor, observer),
         )
+
+    def _seen_pools(self, cursor: Cursor, observer: Observer) -> tuple[Pool, ...] | None:
+        if self._screen != "pool":
+            return None
+        if self._pools is None:
+            from tui.pools import PoolObserver
+
+            self._pools = PoolObserver(self._attachment.view, observer.span_ms)
+        return self._pools.observe(cursor.at_ms, observer.window_at(cursor.at_ms, cursor.start_ms))
 
     def _first_observer(self, cursor: Cursor) -> Observer:
         from tui.observer import Observer

@@ -45,6 +45,10 @@ class Scene:
             from tui.draw import sources
 
             sources.draw(canvas, self.shot, self.look)
+        elif self.look.screen == "pool":
+            from tui.draw import pool
+
+            pool.draw(canvas, self.shot, self.look)
         else:
             overview.draw(canvas, self.shot, self.look)
         self._overlay(canvas)

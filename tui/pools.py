@@ -102,7 +102,9 @@ _NUMBERS = {
     "free_runs": f"max {_BY} (kv:pool_free_runs)",
     "largest_run": f"max {_BY} (kv:pool_largest_free_run_blocks)",
     "cell_blocks": f"max {_BY} (kv:block_map_cell_blocks)",
-    "runs_each": f"sum {_BY} (rate(kv:allocation_runs_sum[$window])) / sum {_BY} (rate(kv:allocation_runs_count[$window]))",
+    "runs_each": (
+        f"sum {_BY} (rate(kv:allocation_runs_sum[$window])) / sum {_BY} (rate(kv:allocation_runs_count[$window]))"
+    ),
     "leases": f"sum {_BY} (kv:leases)",
     "pins": f"sum {_BY} (kv:pins)",
 }

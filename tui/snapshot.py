@@ -13,6 +13,7 @@ from tui.trail import NO_TRAIL, Key, Trail
 
 if TYPE_CHECKING:
     from playbooks.verdict import Diagnosis, Event
+    from tui.pools import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Snapshot:
     pages: Mapping[str, str] = field(default_factory=dict)
     opening: str = "connecting"
     examining: bool = False
+    pools: tuple[Pool, ...] | None = None
+    """What the Pool screen shows; None while nobody looks at it."""
 
     def trail(self, panel: str, entity: Labels) -> Trail:
         return self.trails.get((panel, entity), NO_TRAIL)

@@ -39,6 +39,9 @@ class Recorded:
     def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
         self.asked.append((panel, entity, at_ms))
 
+    def show(self, screen: str) -> None:
+        self.screen = screen
+
 
 def app_on(shot: Snapshot) -> tuple[KvtopApp, list[Recorded]]:
     made: list[Recorded] = []
@@ -53,7 +56,7 @@ def app_on(shot: Snapshot) -> tuple[KvtopApp, list[Recorded]]:
 
 
 async def test_screens_by_number_and_tab() -> None:
-    app, _ = app_on(pictures.incident())
+    app, monitors = app_on(pictures.incident())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         for key, words in (
@@ -62,10 +65,12 @@ async def test_screens_by_number_and_tab() -> None:
             ("1", "PREEMPT"),
             ("tab", "EVIDENCE"),
             ("tab", "SAMPLES"),
+            ("tab", "asking for the pools"),
         ):
             await pilot.press(key)
             assert words in shown(app, "body")
-        await pilot.press("shift+tab", "shift+tab")
+        assert monitors[0].screen == "pool"
+        await pilot.press("shift+tab", "shift+tab", "shift+tab")
         assert app.scene.look.screen == "overview"
 
 

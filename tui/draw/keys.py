@@ -14,10 +14,11 @@ def hints(screen: str, cursor: Cursor) -> list[tuple[str, str, str]]:
         "overview": [("enter", "explain", "app.enter"), ("s", "sort", "app.sort")],
         "findings": [("enter", "open", "app.enter")],
         "sources": [],
+        "pool": [("p", "explain", "app.origin"), ("up/down", "next pool", "app.move(1)")],
     }[screen]
     found += here
     found += [("←→", "step", "app.step(-1)"), ("/", "seek", "app.seek"), ("[]", "speed", "app.faster(1)")]
-    found += [("1-3", "screens", "app.next_screen"), ("home/end", "", "app.live"), ("t", "theme", "app.theme")]
+    found += [("1-4", "screens", "app.next_screen"), ("home/end", "", "app.live"), ("t", "theme", "app.theme")]
     return found
 
 

@@ -18,7 +18,7 @@ _MOST_INPUTS = 12
 
 _KEYS = (
     ("q", "quit at once"),
-    ("1 2 3, tab", "screens: Overview, Findings, Sources"),
+    ("1 2 3 4, tab", "screens: Overview, Findings, Sources, Pool"),
     ("space", "pause and go on; data keeps flowing meanwhile"),
     ("left right", "back and forth in time, one step; paused there"),
     ("[ ]", "slower, faster"),

@@ -8,7 +8,7 @@ from tui.draw import chart
 from tui.draw.canvas import Canvas, width_of
 from tui.draw.tiles import alarming, concerns, style_of
 from tui.look import Look, ordered
-from tui.panels import BY_NAME, Draw
+from tui.panels import BY_NAME, Draw, Of
 from tui.quantity import age, text_of
 from tui.reading import EntityReading, State
 from tui.snapshot import Snapshot, SourceView
@@ -38,6 +38,18 @@ COLUMNS: tuple[Column, ...] = (
     Column("kv:ttft_seconds:p99", 7),
     Column("kv:prefix_hit_ratio", 7),
     Column("kv:preemptions:rate", 8),
+    Column("kv:operations:rate", 8),
+    Column("kv:operation_seconds:p99", 7),
+    Column("kv:lookup_hit_ratio", 7),
+    Column("kv:operations_inflight", 5),
+    Column("kv:busy_seconds:rate", 7),
+    Column("kv:evicted_blocks:rate", 8),
+    Column("kv:put_refusals:rate", 8),
+    Column("kv:tail_waste_ratio", 7),
+    Column("kv:sessions", 6),
+    Column("kv:wal_flush_seconds:p99", 8),
+    Column("kv:read_bytes:rate", 9),
+    Column("kv:pool_largest_free_run_blocks", 6),
     Column("kv:generation_tokens:rate", 8),
     Column("kv:inter_token_seconds:p99", 7),
     Column("kv:pool_usage_ratio", _SPARK_WIDTH, spark=True),
@@ -64,6 +76,8 @@ def fitting(width: int, name_width: int, shot: Snapshot) -> list[Column]:
     first = len(_ALWAYS)
     for column in (*COLUMNS[:first], *sorted(COLUMNS[first:], key=lambda c: not alarming(c.panel, shot.fleet))):
         reading = shot.fleet.values.get(column.panel)
+        if reading is None and (shot.rows or BY_NAME[column.panel].of is Of.SHARD):
+            continue
         if reading is not None and reading.state is State.UNSUPPORTED and column.panel not in _ALWAYS:
             continue
         if column.width + 1 > room:
@@ -96,7 +110,7 @@ def draw(canvas: Canvas, shot: Snapshot, look: Look) -> None:
     index = chosen_place(shot, look)
     room, total = canvas.height - 1 - pinned, len(lines) + len(silent) - pinned
     first = max(0, min(index - pinned - room // 2, total - room))
-    _head(canvas, columns, name_width, look, scrolled=total > room)
+    _head(canvas, columns, name_width, look, _heading(shot, name_width), scrolled=total > room)
     places = [*range(pinned), *range(first + pinned, min(first + room, total) + pinned)]
     for y, place in enumerate(places, start=1):
         if place < len(lines):
@@ -133,9 +147,9 @@ def silent_targets(shot: Snapshot) -> list[SourceView]:
     return [s for s in shot.sources if not s.ok and not shown.intersection(s.instances)]
 
 
-def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look, *, scrolled: bool) -> None:
+def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look, title: str, *, scrolled: bool) -> None:
     canvas.put(0, 0, " " * canvas.width, "head")
-    canvas.put(2, 0, "ENGINE" if name_width < 20 else "ENGINE AND MODEL", "head")
+    canvas.put(2, 0, title, "head")
     canvas.hit("app.sort_by('')", 2, 0, name_width)
     x = 2 + name_width
     for column in columns:
@@ -149,6 +163,12 @@ def _head(canvas: Canvas, columns: list[Column], name_width: int, look: Look, *,
         x += column.width + 1
     if not scrolled:
         canvas.put(x + 1, 0, "STATE", "head", width=_STATE_WIDTH)
+
+
+def _heading(shot: Snapshot, name_width: int) -> str:
+    shards = bool(shot.rows) and all(row.key.get("shard") for row in shot.rows)
+    what = "SHARD" if shards else "ENGINE"
+    return what if name_width < 20 else f"{what} AND MODEL"
 
 
 def _row(

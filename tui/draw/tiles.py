@@ -11,9 +11,9 @@ from tui.draw import chart
 from tui.draw.canvas import Canvas, width_of
 from tui.draw.prose import wrapped
 from tui.look import Look, selected
-from tui.panels import BY_NAME, Draw, Panel
+from tui.panels import BY_NAME, Draw, Of, Panel
 from tui.quantity import age, clock, text_of
-from tui.reading import EntityReading, Reading, State
+from tui.reading import EntityReading, Reading, State, kind_of
 from tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ TILES: tuple[Tile, ...] = (
     Tile("TTFT p99", "kv:ttft_seconds:p99", (("p50", "kv:ttft_seconds:p50"),)),
     Tile("Preemptions", "kv:preemptions:rate", (("rst", "kv:restarts"),)),
     Tile("Tokens generated", "kv:generation_tokens:rate", (("in", "kv:prompt_tokens:rate"),)),
+    Tile("Blocks found", "kv:lookup_hit_ratio"),
+    Tile("Operations", "kv:operations:rate", (("in flight", "kv:operations_inflight"),)),
+    Tile("Operation p99", "kv:operation_seconds:p99", (("busy", "kv:busy_seconds:rate"),)),
+    Tile("Evictions", "kv:evicted_blocks:rate", (("refused", "kv:put_refusals:rate"),)),
+    Tile("Tail waste", "kv:tail_waste_ratio", (("run", "kv:pool_largest_free_run_blocks"),)),
+    Tile("Sessions", "kv:sessions"),
+    Tile("Log flush p99", "kv:wal_flush_seconds:p99"),
+    Tile("One-sided reads", "kv:read_bytes:rate"),
     Tile("Queue time p99", "kv:queue_seconds:p99"),
     Tile("ITL p99", "kv:inter_token_seconds:p99", (("p50", "kv:inter_token_seconds:p50"),)),
     Tile("KV transfers", "kv:transfer_bytes_sum:rate", (("p99", "kv:transfer_seconds:p99"),)),
@@ -57,8 +65,14 @@ def dead(tile: Tile, shot: Snapshot) -> bool:
 
 def in_order(shot: Snapshot) -> list[Tile]:
     """The tiles that the fleet has numbers for; those without any come last, and fill what room is left."""
-    alive = [tile for tile in TILES if not dead(tile, shot)]
-    return alive + [tile for tile in TILES if dead(tile, shot)]
+    mine = [tile for tile in TILES if _concern(tile, shot)]
+    return [tile for tile in mine if not dead(tile, shot)] + [tile for tile in mine if dead(tile, shot)]
+
+
+def _concern(tile: Tile, shot: Snapshot) -> bool:
+    """Whether anybody here is of the kind that has the tile's number; of nobody, an engine's are shown."""
+    kinds = {kind_of(row.key) for row in shot.rows} - {None} or {Of.ENGINE}
+    return BY_NAME[tile.main].of in (*kinds, Of.BOTH)
 
 
 def shape(width: int, height: int, wanted: int) -> tuple[int, int]:

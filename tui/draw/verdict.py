@@ -14,8 +14,9 @@ from tui.snapshot import Snapshot, SourceView
 if TYPE_CHECKING:
     from playbooks.verdict import Diagnosis, Finding
 
-SCREENS = ("overview", "findings", "sources")
+SCREENS = ("overview", "findings", "sources", "pool")
 HEIGHT = 3
+_NAMED_FROM = 62
 _RECENT_MS = 30_000  # a live screen examines at least so often
 _ENGINE = frozenset(("kv:requests_running", "kv:pool_usage_ratio", "kv:generation_tokens_total", "kv:ttft_seconds"))
 
@@ -31,12 +32,13 @@ def draw(canvas: Canvas, shot: Snapshot, screen: str) -> None:
 
 
 def _tabs(canvas: Canvas, shot: Snapshot, screen: str) -> None:
-    x = canvas.put(0, 0, " kvtop ", "brand") + 1
+    style, text = moment(shot.cursor, canvas.glyphs)
+    # The least screen has no room for the name beside the longest place in time.
+    x = canvas.put(0, 0, " kvtop ", "brand") + 1 if canvas.width >= _NAMED_FROM + width_of(text) else 0
     for index, (name, count) in enumerate(zip(SCREENS, _counts(shot, canvas.glyphs), strict=True)):
         label = f" {index + 1} {name.capitalize()}{' ' + count if count else ''} "
         canvas.hit(f"app.show('{name}')", x, 0, width_of(label))
         x = canvas.put(x, 0, label, "tab_on" if name == screen else "tab")
-    style, text = moment(shot.cursor, canvas.glyphs)
     quiet = [source.silent_s or 0.0 for source in silent_sources(shot)]
     if shot.cursor.mode is Mode.LIVE and quiet and len(quiet) == len(shot.sources):
         style, text = "warn", f"{canvas.glyphs.stale} silent {age(min(quiet))}"
@@ -46,11 +48,11 @@ def _tabs(canvas: Canvas, shot: Snapshot, screen: str) -> None:
         canvas.right(left - 2, 0, about, "muted")
 
 
-def _counts(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str, str]:
+def _counts(shot: Snapshot, glyphs: Glyphs) -> tuple[str, str, str, str]:
     found = len(shot.diagnosis.findings) if shot.diagnosis else 0
     fresh, total = sum(source.ok for source in shot.sources), len(shot.sources)
     sources = f"{glyphs.ok if fresh == total else glyphs.bad}{fresh}/{total}" if total else ""
-    return "", f"{glyphs.bad}{found}" if found else "", sources
+    return "", f"{glyphs.bad}{found}" if found else "", sources, ""
 
 
 def moment(cursor: Cursor, glyphs: Glyphs) -> tuple[str, str]:
