@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kvstore.errors import BadRequest, LogFailed, StoreError
 from kvstore.messages import Durability
 from kvstore.settings import Settings
+from probes.instrument import InstrumentError, configure
 
 if TYPE_CHECKING:
     from kvstore.log import Log
@@ -39,6 +40,10 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     """
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     require_memory(settings)
+    try:
+        configure(instance=f"shard-{settings.shard}")
+    except InstrumentError as error:
+        raise BadRequest(str(error)) from None
     return asyncio.run(_serve(settings, ready_fd, lifeline_fd))
 
 

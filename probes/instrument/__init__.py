@@ -19,7 +19,15 @@ gives one shared no-op. `async with` instead of ``with`` where the operation awa
 from probes.instrument.histogram import Exemplar, Histogram, HistogramState
 from probes.instrument.operation import Operation
 from probes.instrument.span import NO_SPAN, Span
-from probes.instrument.switch import Instrument, InstrumentError, Switches, begun, configure, shutdown
+from probes.instrument.switch import (
+    Instrument,
+    InstrumentError,
+    Switches,
+    begun,
+    configure,
+    current_traceparent,
+    shutdown,
+)
 
 __all__ = [
     "NO_SPAN",
@@ -33,5 +41,6 @@ __all__ = [
     "Switches",
     "begun",
     "configure",
+    "current_traceparent",
     "shutdown",
 ]

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
-from probes.instrument.context import parse
+from probes.instrument.context import parse, render
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
@@ -148,6 +148,11 @@ class Tracing:
             if result == "error":
                 span.set_status(StatusCode.ERROR, str(failure) if failure is not None else None)
         span.end()
+
+    def current(self) -> str:
+        """The traceparent of the span that is current in this thread or task, whoever began it."""
+        found = trace.get_current_span().get_span_context()
+        return render(found.trace_id, found.span_id, found.trace_flags) if found.is_valid else ""
 
     def close(self) -> None:
         """Send what waits, and stop; a provider of the host application is left alone.

@@ -125,6 +125,12 @@ def shutdown() -> None:
         _choice.tracing.close()
 
 
+def current_traceparent() -> str:
+    """What a request that is sent here and now should carry; empty where nothing is traced."""
+    tracing = _choice.tracing
+    return "" if tracing is None else tracing.current()
+
+
 def begun() -> Begun:
     """How many spans and ranges this process began: a check that instruments see every operation."""
     tracing, ranges_ = _choice.tracing, _choice.ranges
