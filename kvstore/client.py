@@ -32,7 +32,9 @@ from kvstore.layout import Layout
 from kvstore.link import Link
 from kvstore.locations import Blocks, Locations, State, buffer
 from kvstore.shards import Shards
+from kvstore.single import get_one
 from kvstore.staging import Staged, Staging, as_blocks
+from kvstore.traced import traced_methods
 from kvstore.transport import Ints
 from kvstore.transport.mapped import MappedTransport
 from kvstore.writes import Writes
@@ -43,6 +45,7 @@ STAGING_BYTES = 64 << 20
 _LONGEST_NAP_S = 0.005
 
 
+@traced_methods({name: f"kv.{name}" for name in ("lookup", "get", "put", "append", "match_tail", "remove")})
 class Client:
     """Made by `connect`; an async context manager. For one event loop (`SyncClient` for plain code).
 
@@ -209,6 +212,9 @@ class Client:
         `min_clock`, `min_valid` (one for all or a column): what the step needs; while a block is older it is read again
         until the deadline. Raises `LeaseExpired`, `ChecksumMismatch` (damaged bytes), `ShardUnavailable`.
         """
+        quick = self.get_quick(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
+        if quick is not None:
+            return quick
         deadline = self._deadline(deadline_ms)
         fetch = self.fetch(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
         located = what if isinstance(what, Locations) else None
@@ -245,14 +251,41 @@ class Client:
             home = self.shards.home(keys)
         if out is None:
             out = np.empty((len(keys), self.layout.slot_bytes), np.uint8)
-        elif out.shape != (len(keys), self.layout.slot_bytes) or out.dtype != np.uint8 or not out.flags.c_contiguous:
-            raise BadRequest(
-                f"a get of {len(keys)} blocks goes into a contiguous uint8 array [{len(keys)}, "
-                f"{self.layout.slot_bytes}] (Client.buffer), not {out.dtype} {out.shape}"
-            )
+        else:
+            self._require_room(out, len(keys))
         need = Need(min_clock, min_valid, self._enforce_need)
         verify = self.verify if verify is None else verify
         return Fetch(self.shards, keys, home, out, self.layout.block_bytes, verify=verify, need=need)
+
+    def _require_room(self, out: Bytes, n: int) -> None:
+        if out.shape != (n, self.layout.slot_bytes) or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise BadRequest(
+                f"a get of {n} blocks goes into a contiguous uint8 array [{n}, {self.layout.slot_bytes}] "
+                f"(Client.buffer), not {out.dtype} {list(out.shape)}"
+            )
+
+    def get_quick(
+        self,
+        what: Keys | Locations,
+        out: Bytes | None,
+        *,
+        min_clock: int | Words = 0,
+        min_valid: int | Ints = 0,
+        verify: bool | None = None,
+    ) -> Blocks | None:
+        """One block at a known place, if it reads well at once; may run on any thread."""
+        if not isinstance(what, Locations) or len(what.slot) != 1 or out is None:
+            return None
+        if not (isinstance(min_clock, int) and isinstance(min_valid, int) and min_clock == min_valid == 0):
+            return None
+        self._require_room(out, 1)
+        found = get_one(
+            self.shards, what, out, self.layout.block_bytes, verify=self.verify if verify is None else verify
+        )
+        if found is None:
+            return None
+        self._saw(found[1])
+        return found[0]
 
     def finish(self, fetch: Fetch) -> Blocks:
         """The answer of a get; what the blocks' clocks say is merged into ours."""
@@ -260,11 +293,14 @@ class Client:
         good = blocks.state == State.OK
         if good.any():
             clocks = blocks.headers["clock"]
-            newest = int((clocks if good.all() else clocks[good]).max())
-            with self._clock_lock:
-                if newest > self.clock.now:
-                    self.clock.merge(newest)
+            self._saw(int((clocks if good.all() else clocks[good]).max()))
         return blocks
+
+    def _saw(self, clock: int) -> None:
+        """Blocks carry clocks too: what is done after a read is later than what was read."""
+        if clock > self.clock.now:
+            with self._clock_lock:
+                self.clock.merge(clock)
 
     # --- leases ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
 from kvstore.layout import Layout
 from kvstore.transport import Peer, Transport
+from probes.instrument import current_traceparent
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -58,9 +59,8 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """A peer is there, lives, and knows us. One poll each of its pidfd and of its door: about a microsecond."""
-        peer = self.peer
-        return peer is not None and peer.alive() and not peer.closed()
+        """A peer is there, lives, and knows us: about a microsecond."""
+        return self.peer is not None and self.peer.connected()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -94,6 +94,7 @@ class Link:
         """
         while True:
             peer = await self.ensure(deadline)
+            trace = trace or current_traceparent()
             envelope = m.Envelope(
                 self._clock.tick(), deadline.left_ms, trace, client or int(peer.facts["client"]), ticket
             )

@@ -20,6 +20,7 @@ from kvstore.header import Bytes, Words
 from kvstore.keys import Keys
 from kvstore.layout import Layout
 from kvstore.locations import Blocks, Locations
+from kvstore.traced import span_of, within
 from kvstore.transport import Ints
 
 T = TypeVar("T")
@@ -126,20 +127,28 @@ class SyncClient:
         deadline_ms: int | None = None,
     ) -> Blocks:
         """As `Client.get`. The first attempt is made on this thread: no hop to the loop and back where it suffices."""
-        fetch = self.client.fetch(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
+        needs: dict[str, Any] = {"min_clock": min_clock, "min_valid": min_valid, "verify": verify}
+        with span_of("kv.get", what):
+            found = self._get_here(what, out, **needs)
+            if found is not None:
+                return found
+            with within():
+                return self.run(self.client.get(what, out, deadline_ms=deadline_ms, **needs))
+
+    def _get_here(self, what: Keys | Locations, out: Bytes | None, **needs: Any) -> Blocks | None:
+        """The first attempt, if it is enough."""
+        quick = self.client.get_quick(what, out, **needs)
+        if quick is not None:
+            return quick
+        fetch = self.client.fetch(what, out, **needs)
         try:
             if isinstance(what, Locations):
                 fetch.from_locations(what)
             else:
                 fetch.attempt()
         except ShardUnavailable:
-            pass
-        else:
-            if fetch.done:
-                return self.client.finish(fetch)
-        return self.run(
-            self.client.get(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify, deadline_ms=deadline_ms)
-        )
+            return None
+        return self.client.finish(fetch) if fetch.done else None
 
     def put(self, keys: Keys, blocks: npt.NDArray[Any], **options: Any) -> m.Published:
         return self.run(self.client.put(keys, blocks, **options))

@@ -43,8 +43,8 @@ class Peer(Protocol):
         """False once the shard's process has ended (a stopped process is alive)."""
         ...
 
-    def closed(self) -> bool:
-        """True once the shard closed our connection."""
+    def connected(self) -> bool:
+        """Alive, and it still knows us: asked once a batch."""
         ...
 
     def close(self) -> None: ...

@@ -45,8 +45,9 @@ class MappedPeer:
         self._connection = connection
         self._watch = select.poll()
         self._watch.register(pidfd, select.POLLIN)
-        self._door_watch = select.poll()
-        self._door_watch.register(connection.fileno(), select.POLLIN | select.POLLHUP)
+        self._both = select.poll()
+        self._both.register(pidfd, select.POLLIN)
+        self._both.register(connection.fileno(), select.POLLIN | select.POLLHUP)
 
     def read(self, slots: Ints, rows: Ints | None, out: Bytes) -> int:
         """See `Peer.read`; a slot outside the pool is a `BadRequest`."""
@@ -85,10 +86,11 @@ class MappedPeer:
         return found
 
     def alive(self) -> bool:
-        return not self._watch.poll(0)
+        return self._pidfd >= 0 and not self._watch.poll(0)
 
-    def closed(self) -> bool:
-        return bool(self._door_watch.poll(0))
+    def connected(self) -> bool:
+        """One system call; the door says nothing after its welcome, so anything to read there is its end."""
+        return self._pidfd >= 0 and not self._both.poll(0)
 
     def close(self) -> None:
         """Say goodbye; the maps go when nobody looks at them any more."""
