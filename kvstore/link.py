@@ -130,6 +130,12 @@ class Link:
         try:
             reply: bytes = await self._method(type(message))(request, timeout=deadline.left_s)
             return reply
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Somebody dropped the channel under us: gRPC tells us so as if we had been cancelled.
+            raise _Interrupted("the connection was closed") from None
         except grpc.aio.AioRpcError as error:
             code, why = error.code(), error.details() or error.code().name
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

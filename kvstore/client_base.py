@@ -1,0 +1,91 @@
+"""What the parts of a client share: its links, its staging arena, its clock, its deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+
+from kvstore import messages as m
+from kvstore.clock import LamportClock
+from kvstore.deadline import Deadline
+from kvstore.errors import BadRequest, ShardUnavailable
+from kvstore.header import Bytes
+from kvstore.keys import Keys
+from kvstore.layout import Layout
+from kvstore.locations import Locations, buffer
+from kvstore.shards import Shards
+from kvstore.staging import Staging
+from kvstore.transport import Ints
+from kvstore.transport.mapped import MappedTransport
+from kvstore.writes import Writes
+
+
+class ClientBase:
+    """State of a client; `Reads` and `Puts` act on it, `Client` is made of both."""
+
+    def __init__(
+        self, layout: Layout, *, deadline_ms: int, verify: bool, staging: Staging, enforce_need: bool = True
+    ) -> None:
+        self.layout = layout
+        self.deadline_ms = deadline_ms
+        self.verify = verify
+        self.clock = LamportClock()
+        self.staging = staging
+        self.writes = Writes(staging)
+        self._clock_lock = threading.Lock()
+        self._enforce_need = enforce_need
+        self._transport = MappedTransport()
+        self._transport.register(staging.arena)
+        self._shards: Shards | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def shards(self) -> Shards:
+        if self._shards is None:
+            raise ShardUnavailable("the client is closed")
+        return self._shards
+
+    def buffer(self, n: int) -> Bytes:
+        """Room for a get of `n` blocks, `[n, slot_bytes]`: what is read often should go to the same place."""
+        return buffer(n, self.layout.slot_bytes)
+
+    def _deadline(self, deadline_ms: int | None) -> Deadline:
+        return Deadline(self.deadline_ms if deadline_ms is None else deadline_ms)
+
+
+async def all_of(calls: Any) -> list[Any]:
+    """The results of all; the first failure after all have ended, so that nothing goes on behind the caller's back."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def unanswered(n: int) -> m.Published:
+    return m.Published(np.zeros(n, np.int64), np.zeros(n, np.uint64), np.zeros(n, np.uint64), np.zeros(n, np.bool_))
+
+
+def key_columns(keys: Keys) -> Keys:
+    if keys.ndim != 2 or keys.shape[1] != 4 or keys.dtype != np.uint64:
+        raise BadRequest(f"keys are a uint64 array [n, 4], not {keys.dtype} {list(keys.shape)}")
+    return keys
+
+
+def enter(found: Locations, number: int, rows: Ints | None, located: m.Located) -> None:
+    at = slice(None) if rows is None else rows
+    found.slot[at], found.generation[at], found.clock[at] = located.slot, located.generation, located.clock
+    found.valid[at], found.miss[at] = located.valid, located.miss
+    if located.lease:
+        found.leases[number] = located.lease
+        found.until_ms[at] = np.where(located.slot >= 0, located.lease_until_ms, 0)
+
+
+def cut(found: Locations) -> Locations:
+    """Nothing counts after the first miss."""
+    first = found.prefix
+    found.slot[first + 1 :], found.until_ms[first + 1 :] = -1, 0
+    return found

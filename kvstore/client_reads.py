@@ -1,0 +1,227 @@
+"""The reading half of a client: lookups, gets, leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import SupportsInt
+
+import numpy as np
+
+from kvstore import messages as m
+from kvstore.client_base import ClientBase, all_of, cut, enter, key_columns
+from kvstore.deadline import Deadline
+from kvstore.errors import BadRequest, LeaseExpired, ShardUnavailable
+from kvstore.fetch import Fetch, Need
+from kvstore.header import Bytes, Words
+from kvstore.keys import Keys
+from kvstore.locations import Blocks, Locations, State
+from kvstore.single import get_one
+from kvstore.transport import Ints
+
+_LONGEST_NAP_S = 0.005
+
+
+class Reads(ClientBase):
+    """Where blocks are, and blocks."""
+
+    # --- finding --------------------------------------------------------------------------------------------------
+
+    async def lookup(
+        self,
+        keys: Keys,
+        *,
+        lease_ms: int = 0,
+        session: SupportsInt = 0,
+        prefix: bool = False,
+        counted: bool = False,
+        touch: bool = True,
+        deadline_ms: int | None = None,
+        trace: str = "",
+    ) -> Locations:
+        """Where `keys` `[n, 4]` are. `prefix`: only up to the first miss.
+
+        Without lease and session (and `counted` False) the mapped indexes answer and no shard is called. A lease makes
+        what was found stay, and stay readable, for `lease_ms`; a session holds it. `counted` asks the shards even so:
+        they then say why a key is missing, and count it.
+        """
+        keys = key_columns(keys)
+        deadline = self._deadline(deadline_ms)
+        if lease_ms or int(session) or counted:
+            asked = m.Lookup(keys, lease_ms, int(session), prefix, touch)
+            return await self._lookup_by_call(keys, asked, deadline, trace)
+        home = self.shards.home(keys)
+        try:
+            return self._lookup_by_index(keys, home, prefix)
+        except ShardUnavailable:
+            await self.shards.ensure(np.unique(home).tolist(), deadline)
+            return self._lookup_by_index(keys, home, prefix)
+
+    def _lookup_by_index(self, keys: Keys, home: Ints, prefix: bool) -> Locations:
+        found = Locations.nowhere(keys, home)
+        for number, rows in self.shards.rows(home):
+            if rows is None:
+                found.slot, found.generation = self.shards.find(number, keys)
+            else:
+                found.slot[rows], found.generation[rows] = self.shards.find(number, keys[rows])
+        found.miss = np.where(found.slot < 0, int(m.Miss.ABSENT), 0)
+        return cut(found) if prefix else found
+
+    async def _lookup_by_call(self, keys: Keys, asked: m.Lookup, deadline: Deadline, trace: str) -> Locations:
+        home = self.shards.home(keys)
+        found = Locations.nowhere(keys, home)
+
+        async def ask(number: int, rows: Ints | None) -> None:
+            mine = asked if rows is None else replace(asked, keys=keys[rows])
+            located: m.Located = await self.shards.links[number].call(mine, deadline, trace=trace)
+            enter(found, number, rows, located)
+
+        await all_of(ask(number, rows) for number, rows in self.shards.rows(home))
+        return cut(found) if asked.prefix else found
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    async def get(
+        self,
+        what: Keys | Locations,
+        out: Bytes | None = None,
+        *,
+        min_clock: int | Words = 0,
+        min_valid: int | Ints = 0,
+        verify: bool | None = None,
+        deadline_ms: int | None = None,
+    ) -> Blocks:
+        """The blocks of keys `[n, 4]`, or at known locations, into `out` `[n, slot_bytes]` (see `buffer`).
+
+        Blocks that are not there, or could not be read undisturbed within the deadline, are misses: never bytes.
+        `min_clock`, `min_valid` (one for all or a column): what the step needs; while a block is older it is read again
+        until the deadline. Raises `LeaseExpired`, `ChecksumMismatch` (damaged bytes), `ShardUnavailable`.
+        """
+        quick = self.get_quick(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
+        if quick is not None:
+            return quick
+        deadline = self._deadline(deadline_ms)
+        fetch = self.fetch(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
+        located = what if isinstance(what, Locations) else None
+        nap = 0.0
+        while True:
+            try:
+                if located is not None:
+                    first, located = located, None
+                    fetch.from_locations(first)
+                else:
+                    fetch.attempt()
+            except ShardUnavailable:
+                await self.shards.ensure(fetch.shards_waited_for(), deadline)
+                continue
+            if fetch.done or deadline.passed:
+                return self.finish(fetch)
+            await asyncio.sleep(min(nap, deadline.left_s))
+            nap = min(_LONGEST_NAP_S, nap * 2 + 0.0001)
+
+    def fetch(
+        self,
+        what: Keys | Locations,
+        out: Bytes | None = None,
+        *,
+        min_clock: int | Words = 0,
+        min_valid: int | Ints = 0,
+        verify: bool | None = None,
+    ) -> Fetch:
+        """A get that the caller drives himself (`attempt`, then `finish`); may run on any thread."""
+        if isinstance(what, Locations):
+            keys, home = what.keys, what.shard
+        else:
+            keys = key_columns(what)
+            home = self.shards.home(keys)
+        if out is None:
+            out = np.empty((len(keys), self.layout.slot_bytes), np.uint8)
+        else:
+            self._require_room(out, len(keys))
+        need = Need(min_clock, min_valid, self._enforce_need)
+        verify = self.verify if verify is None else verify
+        return Fetch(self.shards, keys, home, out, self.layout.block_bytes, verify=verify, need=need)
+
+    def _require_room(self, out: Bytes, n: int) -> None:
+        if out.shape != (n, self.layout.slot_bytes) or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise BadRequest(
+                f"a get of {n} blocks goes into a contiguous uint8 array [{n}, {self.layout.slot_bytes}] "
+                f"(Client.buffer), not {out.dtype} {list(out.shape)}"
+            )
+
+    def get_quick(
+        self,
+        what: Keys | Locations,
+        out: Bytes | None,
+        *,
+        min_clock: int | Words = 0,
+        min_valid: int | Ints = 0,
+        verify: bool | None = None,
+    ) -> Blocks | None:
+        """One block at a known place, if it reads well at once; may run on any thread."""
+        if not isinstance(what, Locations) or len(what.slot) != 1 or out is None:
+            return None
+        if not (isinstance(min_clock, int) and isinstance(min_valid, int) and min_clock == min_valid == 0):
+            return None
+        self._require_room(out, 1)
+        found = get_one(
+            self.shards, what, out, self.layout.block_bytes, verify=self.verify if verify is None else verify
+        )
+        if found is None:
+            return None
+        self._saw(found[1])
+        return found[0]
+
+    def finish(self, fetch: Fetch) -> Blocks:
+        """The answer of a get; what the blocks' clocks say is merged into ours."""
+        blocks = fetch.blocks()
+        good = blocks.state == State.OK
+        if good.any():
+            clocks = blocks.headers["clock"]
+            self._saw(int((clocks if good.all() else clocks[good]).max()))
+        return blocks
+
+    def _saw(self, clock: int) -> None:
+        """Blocks carry clocks too: what is done after a read is later than what was read."""
+        if clock > self.clock.now:
+            with self._clock_lock:
+                self.clock.merge(clock)
+
+    # --- leases ---------------------------------------------------------------------------------------------------
+
+    async def renew(self, located: Locations, lease_ms: int, *, deadline_ms: int | None = None) -> None:
+        """Extend the leases of a lookup (0: release them). Raises `LeaseExpired` where one had ended already."""
+        await self._lease(located, m.Lease, lease_ms, 0, deadline_ms)
+        if lease_ms == 0:
+            located.leases.clear()
+            located.until_ms[:] = 0
+
+    async def release(self, located: Locations, *, deadline_ms: int | None = None) -> None:
+        """End the leases of a lookup."""
+        with contextlib.suppress(LeaseExpired):
+            await self.renew(located, 0, deadline_ms=deadline_ms)
+
+    async def pin(self, located: Locations, *, deadline_ms: int | None = None) -> None:
+        """Turn the leases of a lookup into pins: for use in place. Counted; `unpin` as often."""
+        await self._lease(located, m.Lease, 0, 1, deadline_ms)
+
+    async def unpin(self, located: Locations, lease_ms: int = 0, *, deadline_ms: int | None = None) -> None:
+        """One pin less; after the last the leases run for `lease_ms` more."""
+        await self._lease(located, m.Lease, lease_ms, -1, deadline_ms)
+
+    async def _lease(
+        self, located: Locations, kind: type[m.Lease], lease_ms: int, pin: int, deadline_ms: int | None
+    ) -> None:
+        deadline = self._deadline(deadline_ms)
+
+        async def ask(number: int, lease: int) -> None:
+            message = kind(np.asarray([lease], np.uint64), lease_ms, pin)
+            leased: m.Leased = await self.shards.links[number].call(message, deadline)
+            until = int(leased.until_ms[0])
+            rows = (located.shard == number) & (located.slot >= 0)
+            located.until_ms[rows] = until
+            if not until:
+                raise LeaseExpired(f"the lease on shard {number} had ended already: look the keys up again")
+
+        await all_of(ask(number, lease) for number, lease in located.leases.items())
