@@ -149,7 +149,7 @@ def measure_puts(root: Path, block_bytes: int, seconds: float, rounds: int) -> d
 
 def measure_amplification(root: Path, block_bytes: int, segment_bytes: int, truncations: int) -> dict[str, Any]:
     """A cache's log: puts of 8 new blocks, before each the eviction of the least recently used ones; a twentieth of the
-    blocks is used again as it comes to be evicted, eight times. The log's budget is two and a half times the pool."""
+    blocks is used again as it comes to be evicted, four times. The log's budget is two and a half times the pool."""
     shape = shape_of(block_bytes)
     capacity = 4 * segment_bytes // shape.block_bytes
     stats = LogStats()
@@ -162,7 +162,7 @@ def measure_amplification(root: Path, block_bytes: int, segment_bytes: int, trun
             clock += 1
             new = range(number, number + 8)
             number += 8
-            uses_left.update((block, 0 if block % 20 else 8) for block in new)
+            uses_left.update((block, 0 if block % 20 else 4) for block in new)
             batches = []
             victims = []
             while len(uses_left) > capacity:

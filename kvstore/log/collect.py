@@ -19,6 +19,8 @@ from kvstore.log.shelf import write_failure
 from kvstore.log.writer import Writer
 
 SLICE_BYTES = 1 << 20
+CHEAP_LIVE_RATIO = 0.1
+"""A checkpoint that is due anyway frees segments with no more than this alive too, so that it pays for several."""
 REWRITE_EXTRA = 1
 DROP_EXTRA = 2
 """Segments beyond the limit that rewrites, and records that free blocks, may take: a full log must be able to empty."""
@@ -88,12 +90,12 @@ class Collector:
         return [epoch for epoch in self.shelf.sealed if epoch < position and not self.table.live_bytes.get(epoch)]
 
     def _free_some(self) -> bool:
-        if self._dead():
-            self._victim = None
+        dead = len(self._dead())
+        if not self._victim or not self.table.live_bytes.get(self._victim):
+            self._victim = self._choose(CHEAP_LIVE_RATIO if dead else self.config.rewrite_live_ratio)
+        if dead >= max(1, self.config.budget_segments // 5) or (dead and self._victim is None):
             self._begin()
             return False
-        if self._victim not in self.shelf.sealed:
-            self._victim = self._choose()
         if self._victim is None:
             return False
         try:
@@ -103,15 +105,17 @@ class Collector:
             return False
         return True
 
-    def _choose(self) -> int | None:
-        """The sealed segment with the least live payload, if moving it is worth while."""
-        sealed = [epoch for epoch in self.shelf.sealed if epoch < self.writer.position.epoch]
+    def _choose(self, most: float) -> int | None:
+        """The sealed segment with the least live payload, if moving it is worth while: up to the share `most` of it,
+        or nearly all when the log is at its limit."""
+        position, live_bytes = self.writer.position.epoch, self.table.live_bytes
+        sealed = [epoch for epoch in self.shelf.sealed if epoch < position and live_bytes.get(epoch)]
         if not sealed:
             return None
-        victim = min(sealed, key=lambda epoch: self.table.live_bytes.get(epoch, 0))
-        live = self.table.live_bytes.get(victim, 0)
-        at_limit = self.shelf.total >= self.config.limit
-        worth = live <= (0.9 if at_limit else self.config.rewrite_live_ratio) * self.config.segment_bytes
+        victim = min(sealed, key=lambda epoch: live_bytes[epoch])
+        live = live_bytes[victim]
+        at_limit = self.shelf.total >= self.config.limit and most != CHEAP_LIVE_RATIO
+        worth = live <= (0.9 if at_limit else most) * self.config.segment_bytes
         return victim if worth and live <= self._room() else None
 
     def _room(self) -> int:

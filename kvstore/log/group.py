@@ -12,7 +12,7 @@ from kvstore.errors import LogFailed, LogFull, StoreError
 from kvstore.log.collect import DROP_EXTRA, Collector
 from kvstore.log.config import Durability
 from kvstore.log.record import Batch, Kind
-from kvstore.log.table import orphan
+from kvstore.log.table import Continuity
 from kvstore.log.ticket import Ticket, settle
 from kvstore.log.timer import NativeTimer, tighten_slack
 from kvstore.log.writer import Writer
@@ -20,7 +20,8 @@ from probes.instrument import Instrument
 
 _log = logging.getLogger("kvscope.store.log")
 _instrument = Instrument("kvstore.log")
-_STORES = (int(Kind.PUT), int(Kind.APPEND))
+_APPEND = int(Kind.APPEND)
+_STORES = (int(Kind.PUT), _APPEND)
 
 
 class Flusher:
@@ -187,14 +188,13 @@ class Flusher:
 
     def _without_orphans(self, group: list[Ticket]) -> list[Ticket]:
         """Appends that continue nothing are refused before they are written."""
-        kept: list[Ticket] = []
-        held: list[Batch] = []
-        for ticket in group:
-            assert ticket.batch is not None
-            whole = Batch.joined(*held, ticket.batch) if held else ticket.batch
-            if int(Kind.APPEND) not in ticket.batch.headers["kind"] or orphan(self.writer.table, whole.headers) is None:
+        headers = [ticket.batch.headers for ticket in group if ticket.batch is not None]
+        if not any(_APPEND in columns["kind"] for columns in headers):
+            return group
+        kept, continuity = [], Continuity(self.writer.table)
+        for ticket, columns in zip(group, headers, strict=True):
+            if continuity.admits(columns):
                 kept.append(ticket)
-                held.append(ticket.batch)
             else:
                 settle([ticket], StoreError("an append to the log continues no block that the log holds"))
         return kept

@@ -124,8 +124,9 @@ class Batch:
     @classmethod
     def joined(cls, *batches: Batch) -> Batch:
         """One unit of several: for example the evictions that made room for a put, then the put."""
-        headers = np.concatenate([batch.headers for batch in batches])
-        return cls(headers, [payload for batch in batches for payload in batch.payloads])
+        # As bytes: NumPy would copy structured rows field by field, which takes many times as long.
+        raw = np.concatenate([batch.headers.view(np.uint8) for batch in batches])
+        return cls(raw.view(RECORD), [payload for batch in batches for payload in batch.payloads])
 
 
 def puts(

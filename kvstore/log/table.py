@@ -190,18 +190,31 @@ class LiveTable:
             self._free.append(piece)
 
 
-def orphan(table: LiveTable, headers: Records) -> int | None:
-    """Position of the first append in `headers` that continues nothing that the log, or the batch itself, holds."""
-    if _APPEND not in headers["kind"]:
-        return None
-    valid_of: dict[bytes, int] = {}
-    columns = zip(*(headers[name].tolist() for name in ("kind", "first", "valid")), strict=True)
-    for position, (kind, first, valid) in enumerate(columns):
-        key = headers["key"][position].tobytes()
-        if kind == _APPEND:
-            row = table.newest(key)
-            have = valid_of.get(key, int(table.rows["valid"][row]) if row != NOBODY else 0)
-            if first > have:
-                return position
-        valid_of[key] = valid if kind in (_APPEND, _PUT, _REWRITE) else 0
-    return None
+class Continuity:
+    """Whether the appends of one group continue what the log, or the batches before them in the group, hold."""
+
+    def __init__(self, table: LiveTable) -> None:
+        self._table = table
+        self._valid: dict[bytes, int] = {}
+
+    def admits(self, headers: Records) -> bool:
+        """False when one of the appends begins behind what its key holds; otherwise the batch counts from now on."""
+        kinds = headers["kind"].tolist()
+        raw = headers["key"].tobytes()
+        valid_of: dict[bytes, int] = {}
+        columns = zip(kinds, headers["first"].tolist(), headers["valid"].tolist(), strict=True)
+        for position, (kind, first, valid) in enumerate(columns):
+            key = raw[position * 32 : position * 32 + 32]
+            if kind == _APPEND and first > self._held(key, valid_of):
+                return False
+            valid_of[key] = valid if kind in (_APPEND, _PUT, _REWRITE) else 0
+        self._valid.update(valid_of)
+        return True
+
+    def _held(self, key: bytes, here: dict[bytes, int]) -> int:
+        if key in here:
+            return here[key]
+        if key in self._valid:
+            return self._valid[key]
+        row = self._table.newest(key)
+        return int(self._table.rows["valid"][row]) if row != NOBODY else 0
