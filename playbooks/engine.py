@@ -101,8 +101,8 @@ def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules
 def find_members(bench: Bench) -> dict[str, list[Member]]:
     """Members of each scope that this window shows.
 
-    A ``shard`` is one of a KV store; a ``target`` is an engine's page or a shard's, an ``exporter`` any other, an
-    ``endpoint`` either; a ``device`` is an RDMA device.
+    A ``shard`` is one of a KV store, a ``session_class`` one of its kinds of sessions; a ``target`` is an engine's page
+    or a shard's, an ``exporter`` any other, an ``endpoint`` either; a ``device`` is an RDMA device.
     """
     times = len(bench.grid.times)
     recent = max(1, min(times, bench.grid.window_ms // bench.grid.step_ms))
@@ -115,6 +115,7 @@ def find_members(bench: Bench) -> dict[str, list[Member]]:
     return {
         "engine": engines,
         "shard": _shards(bench, recent),
+        "session_class": [m for m in bench.members(["kv:sessions"], SCOPES["session_class"]) if m.get("session_class")],
         "target": targets,
         "exporter": [m for m in every if m.get("instance") not in hosts],
         "endpoint": sorted({m.only(SCOPES["endpoint"]) for m in (*every, *targets, *tiers)}, key=str),
@@ -126,12 +127,18 @@ def find_members(bench: Bench) -> dict[str, list[Member]]:
 
 
 def _shards(bench: Bench, recent: int) -> list[Member]:
-    """Shards that speak, and those that spoke within the window and are still asked: a stopped one is no stranger."""
+    """Shards that speak, those that spoke within the window and are still asked, and those that their peers miss.
+
+    A stopped shard is no stranger, even to somebody who came after it stopped.
+    """
     labels = SCOPES["shard"]
     speaking = bench.members(SHARD_SIGNALS, labels, trailing=recent)
     spoke = bench.members([f"last_over_time({name}[$span])" for name in SHARD_SIGNALS], labels)
     asked = {m.get("instance") for m in bench.members(["kv:up"], SCOPES["target"], trailing=recent)}
     found = {*speaking, *(m for m in spoke if m.get("instance") in asked)}
+    known = {m.get("shard") for m in found}
+    missed = bench.members(["max_over_time(kv:peer_up[$recent]) == 0"], ("peer",), trailing=recent)
+    found.update(Member.of({"shard": m.get("peer")}) for m in missed if m.get("peer") not in known)
     return sorted((m for m in found if m.get("shard")), key=str)
 
 

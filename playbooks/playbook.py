@@ -14,6 +14,7 @@ from playbooks.terms import expand
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "engine": ("instance", "engine"),
     "shard": ("instance", "shard"),
+    "session_class": ("model_name", "session_class"),
     "target": ("instance",),
     "exporter": ("instance", "job"),
     "endpoint": ("instance",),

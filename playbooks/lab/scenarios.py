@@ -112,9 +112,22 @@ def scenario(name: str) -> Callable[[Builder], Builder]:
     return register
 
 
+def _gather() -> None:
+    """Import what registers scenarios."""
+    from . import (  # noqa: F401
+        scenes_capacity,
+        scenes_demo,
+        scenes_faults,
+        scenes_healthy,
+        scenes_prefix,
+        store_faults,
+        store_scenes,
+    )
+
+
 def build(name: str, seed: int) -> Stage:
     """Build the scenario; raises KeyError with the known names."""
-    from . import scenes_capacity, scenes_demo, scenes_faults, scenes_healthy, scenes_prefix  # noqa: F401 - they register
+    _gather()
 
     if name not in SCENARIOS:
         raise KeyError(f"no scenario {name!r}; known: {', '.join(sorted(SCENARIOS))}")
@@ -122,6 +135,6 @@ def build(name: str, seed: int) -> Stage:
 
 
 def scenario_names() -> list[str]:
-    from . import scenes_capacity, scenes_demo, scenes_faults, scenes_healthy, scenes_prefix  # noqa: F401 - they register
+    _gather()
 
     return sorted(SCENARIOS)

@@ -64,7 +64,6 @@ class ShardMeters:
         self.wal_acknowledged = 0
         self.wal_failures = _zeros(("write", "flush"))
         self.leases_granted = 0
-        self.leases_expired = 0
         self.device_reads = _zeros(SITES)
         self.sync_seconds = _zeros(SITES)
         self.classes: dict[str, ClassMeters] = {}

@@ -11,7 +11,7 @@ Run = tuple[int, int]
 """(first block, number of blocks)."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A put that found no room; ``reason`` is one of the page's."""
 
     def __init__(self, reason: str) -> None:
@@ -49,7 +49,7 @@ class StorePool:
         self._idle: OrderedDict[str, Chunk] = OrderedDict()
 
     def store(self, key: str, tokens: int, holder: int | None, now: float) -> Chunk:
-        """Allocate the blocks of ``tokens`` tokens under a key. Raises Refused."""
+        """Allocate the blocks of ``tokens`` tokens under a key. Raises RefusedError."""
         count = -(-tokens // self.block_tokens)
         runs = self._allocate(count, now)
         self.meters.allocations += 1
@@ -69,14 +69,14 @@ class StorePool:
 
     def _allocate(self, count: int, now: float) -> list[Run]:
         if count > self.capacity:
-            raise Refused("no_space")
+            raise RefusedError("no_space")
         while self.free < count:
             if not self._evict(now, "capacity"):
-                raise Refused("no_space")
+                raise RefusedError("no_space")
         found = self.bitmap.find(bytes(count))
         while found < 0 and self.one_run:
             if not self._evict(now, "run"):
-                raise Refused("no_run")
+                raise RefusedError("no_run")
             found = self.bitmap.find(bytes(count))
         return [(found, count)] if found >= 0 else self._scattered(count)
 
