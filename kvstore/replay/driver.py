@@ -65,6 +65,12 @@ class Driver:
 
     async def run(self, requests: Sequence[Request]) -> Tally:
         """All of them; raises what the store raised, other than want of room, at the first request that failed."""
+        try:
+            return await self._run(requests)
+        except BaseExceptionGroup as failed:
+            raise _first(failed) from None
+
+    async def _run(self, requests: Sequence[Request]) -> Tally:
         lanes = asyncio.Semaphore(self._pace.lanes)
         began, first_ms = time.perf_counter(), requests[0].timestamp_ms if requests else 0
         async with asyncio.TaskGroup() as group:
@@ -162,6 +168,14 @@ class Driver:
         else:
             self.tally.store_blocks_got += blocks
         self.tally.bytes_moved += blocks * self._client.layout.block_bytes
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first failure of a group of tasks: the others were cancelled or followed from it."""
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _whole(blocks: Flags, counts: Ints) -> Flags:
