@@ -43,11 +43,12 @@ class MappedPeer:
         self._generations = arena.headers["generation"]
         self._pidfd = pidfd
         self._connection = connection
-        self._watch = select.poll()
-        self._watch.register(pidfd, select.POLLIN)
-        self._both = select.poll()
-        self._both.register(pidfd, select.POLLIN)
-        self._both.register(connection.fileno(), select.POLLIN | select.POLLHUP)
+        # epoll, since several threads may ask one at once.
+        self._watch = select.epoll()
+        self._watch.register(pidfd, select.EPOLLIN)
+        self._both = select.epoll()
+        self._both.register(pidfd, select.EPOLLIN)
+        self._both.register(connection.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
 
     def read(self, slots: Ints, rows: Ints | None, out: Bytes) -> int:
         """See `Peer.read`; a slot outside the pool is a `BadRequest`."""
@@ -86,17 +87,19 @@ class MappedPeer:
         return found
 
     def alive(self) -> bool:
-        return self._pidfd >= 0 and not self._watch.poll(0)
+        return self._pidfd >= 0 and _silent(self._watch)
 
     def connected(self) -> bool:
         """One system call; the door says nothing after its welcome, so anything to read there is its end."""
-        return self._pidfd >= 0 and not self._both.poll(0)
+        return self._pidfd >= 0 and _silent(self._both)
 
     def close(self) -> None:
         """Say goodbye; the maps go when nobody looks at them any more."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+            self._watch.close()
+            self._both.close()
             self._connection.close()
             self.arena.close()
             if self.index is not None:
@@ -141,6 +144,13 @@ class MappedTransport:
 
     def close(self) -> None:
         self._staging = None
+
+
+def _silent(watch: select.epoll) -> bool:
+    try:
+        return not watch.poll(0)
+    except ValueError:  # closed by the client's loop while another thread was about to ask
+        return False
 
 
 async def _knock(connection: socket.socket, path: str) -> None:
