@@ -25,9 +25,10 @@ from probes.instrument.switch import (
     Switches,
     begun,
     configure,
-    current_traceparent,
     shutdown,
+    silenced,
 )
+from probes.instrument.traced import current_traceparent
 
 __all__ = [
     "NO_SPAN",
@@ -43,4 +44,5 @@ __all__ = [
     "configure",
     "current_traceparent",
     "shutdown",
+    "silenced",
 ]

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 TRACEPARENT_BYTES = 55
 SAMPLED = 0x01
+RANDOM = 0x02
+"""The trace id was drawn at random (trace context, level 2)."""
 _HEX = frozenset("0123456789abcdef")
 
 

@@ -6,14 +6,15 @@ import importlib
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from probes.instrument import ranges
 from probes.instrument.operation import Operation
 from probes.instrument.span import NO_SPAN, Attribute, CountedSpan, Span
-from probes.instrument.traced import Call, TracedSpan
+from probes.instrument.traced import TracedSpan
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -119,16 +120,23 @@ def configure(
     return wanted
 
 
+@contextmanager
+def silenced() -> Iterator[None]:
+    """All call sites as if everything were off, for a while: what instruments cost is measured against this."""
+    before = [(site, site.span) for site in _choice.sites]
+    for site, _ in before:
+        site.span = _nothing
+    try:
+        yield
+    finally:
+        for site, span in before:
+            site.span = span
+
+
 def shutdown() -> None:
     """Send the spans that wait. Spans that begin afterwards are lost until `configure` is called again."""
     if _choice.tracing is not None:
         _choice.tracing.close()
-
-
-def current_traceparent() -> str:
-    """What a request that is sent here and now should carry; empty where nothing is traced."""
-    tracing = _choice.tracing
-    return "" if tracing is None else tracing.current()
 
 
 def begun() -> Begun:
@@ -206,8 +214,10 @@ class Instrument:
         links: Sequence[str] = (),
         attributes: Mapping[str, Attribute] = NOTHING,
     ) -> Span:
-        call = Call(self.scope, name, kind, parent, blocks, links, attributes)
-        return TracedSpan(call, _choice.tracing, _choice.ranges, meter if _choice.counters else None)
+        counted = meter if _choice.counters else None
+        return TracedSpan(
+            self.scope, name, kind, parent, blocks, links, attributes, counted, _choice.tracing, _choice.ranges
+        )
 
 
 def _counted(

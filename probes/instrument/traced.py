@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from time import perf_counter
+from contextvars import ContextVar, Token
+from time import perf_counter_ns, time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from probes.instrument.context import render
+from probes.instrument.context import SAMPLED, TraceContext, render
 from probes.instrument.operation import Operation
 from probes.instrument.ranges import Ranges
 from probes.instrument.span import Attribute, Span
@@ -16,71 +17,98 @@ if TYPE_CHECKING:
     from probes.instrument.otel import Tracing
 
 ENTRIES = ("client", "server", "consumer")
+_NONE = TraceContext(0, 0, 0)
+_current: ContextVar[TracedSpan | None] = ContextVar("kvscope_span", default=None)
 
 
-class Call(NamedTuple):
-    """What a call site said."""
-
-    scope: str
-    name: str
-    kind: str
-    parent: str
-    blocks: int
-    links: Sequence[str]
-    attributes: Mapping[str, Attribute]
+def current_traceparent() -> str:
+    """That of our own span that is current in this thread or task; empty for none."""
+    span = _current.get()
+    return span.traceparent if span is not None else ""
 
 
 class TracedSpan(Span):
-    """Records while it runs; what it is made of was decided when tracing was switched on."""
+    """Records while it runs; when it has ended it is its own record, which nobody changes any more."""
 
-    __slots__ = ("_began", "_call", "_meter", "_otel", "_range", "_ranges", "_result", "_token", "_tracing")
+    __slots__ = (
+        "_meter",
+        "_range",
+        "_ranges",
+        "_started",
+        "_token",
+        "_tracing",
+        "attributes",
+        "began_ns",
+        "blocks",
+        "context",
+        "ended",
+        "ended_ns",
+        "error",
+        "kind",
+        "links",
+        "name",
+        "parent",
+        "parent_id",
+        "remote",
+        "scope",
+    )
 
-    def __init__(self, call: Call, tracing: Tracing | None, ranges: Ranges | None, meter: Operation | None) -> None:
-        self._call = call
+    def __init__(
+        self,
+        scope: str,
+        name: str,
+        kind: str,
+        parent: str,
+        blocks: int,
+        links: Sequence[str],
+        attributes: Mapping[str, Attribute],
+        meter: Operation | None,
+        tracing: Tracing | None,
+        ranges: Ranges | None,
+    ) -> None:
+        self.scope = scope
+        self.name = name
+        self.kind = kind
+        self.parent = parent
+        self.blocks = blocks
+        self.links = links
+        self.attributes = attributes
+        self._meter = meter
         self._tracing = tracing
         self._ranges = ranges
-        self._meter = meter
-        self._result = ""
-        self._otel: Any = None
-        self._token: Any = None
+        self.context = _NONE
+        self.parent_id = 0
+        self.remote = False
+        self.ended = "ok"
+        self.error = ("", "")
+        """Kind and text of the exception that ended it: the exception would keep its frames, and their arrays."""
 
     @property
     def traceparent(self) -> str:
         """The 55 bytes that make a receiver's span a child of this one."""
-        if self._otel is None:
-            return ""
-        found = self._otel.get_span_context()
-        return render(found.trace_id, found.span_id, found.trace_flags)
+        return render(*self.context) if self.context.trace_id else ""
 
     @property
     def trace_id(self) -> str | None:
         """For an exemplar: only a trace that somebody keeps is worth naming."""
-        if self._otel is None or not self._otel.is_recording():
-            return None
-        return f"{self._otel.get_span_context().trace_id:032x}"
+        return f"{self.context.trace_id:032x}" if self.context.flags & SAMPLED else None
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
         """Add attributes."""
-        if self._otel is not None:
-            self._otel.set_attributes(attributes)
+        self.attributes = {**self.attributes, **attributes}
 
     def link(self, traceparent: str) -> None:
         """Point at another span; an invalid `traceparent` is left out."""
-        if self._otel is not None:
-            from probes.instrument.otel import span_context
-
-            found = span_context(traceparent)
-            if found is not None:
-                self._otel.add_link(found)
+        self.links = (*self.links, traceparent)
 
     def result(self, result: str) -> None:
         """How it ended, where no exception tells."""
-        self._result = result
+        self.ended = result
 
     def __enter__(self) -> Span:
         self._open()
         if self._ranges is not None:
-            self._ranges.push(self._call.name, self._call.blocks)
+            self._ranges.push(self.name, self.blocks)
             self._mark(self._ranges)
         return self
 
@@ -94,7 +122,7 @@ class TracedSpan(Span):
     async def __aenter__(self) -> Span:
         self._open()
         if self._ranges is not None:
-            self._range = self._ranges.start(self._call.name, self._call.blocks)
+            self._range = self._ranges.start(self.name, self.blocks)
             self._mark(self._ranges)
         return self
 
@@ -106,25 +134,28 @@ class TracedSpan(Span):
         self._close(failure)
 
     def _open(self) -> None:
-        meter, call = self._meter, self._call
-        if meter is not None:
-            meter.inflight += 1
-            self._began = perf_counter()
+        if self._meter is not None:
+            self._meter.inflight += 1
         if self._tracing is not None:
-            self._otel = self._tracing.begin(call)
-            self._token = self._tracing.enter(self._otel)
+            self._tracing.begin(self, _current.get())
+            self._token: Token[TracedSpan | None] = _current.set(self)
+        self.began_ns, self._started = time_ns(), perf_counter_ns()
 
     def _mark(self, ranges: Ranges) -> None:
-        if self._otel is not None:
-            found = self._otel.get_span_context()
-            ranges.identify(found.trace_id, found.span_id, self._call.kind in ENTRIES)
+        if self._tracing is not None:
+            ranges.identify(self.context.trace_id, self.context.span_id, self.kind in ENTRIES)
 
     def _close(self, failure: BaseException | None) -> None:
-        meter, otel = self._meter, self._otel
-        result = self._result or "ok"
+        """The end by the steady clock: a wall clock that is set meanwhile lengthens no span."""
+        took_ns = perf_counter_ns() - self._started
+        meter = self._meter
         if failure is not None:
-            result = meter.result_of(failure) if meter is not None else "error"
+            self.ended = meter.result_of(failure) if meter is not None else "error"
+            self.error = (str(getattr(failure, "reason", type(failure).__qualname__)), str(failure))
         if meter is not None:
-            meter.done(perf_counter() - self._began, result, self.trace_id)
-        if otel is not None and self._tracing is not None:
-            self._tracing.end(otel, self._token, result, failure)
+            meter.done(took_ns / 1e9, self.ended, self.trace_id)
+        if self._tracing is not None:
+            _current.reset(self._token)
+            if self.context.flags & SAMPLED:
+                self.ended_ns = self.began_ns + took_ns
+                self._tracing.end(self)

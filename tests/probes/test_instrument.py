@@ -148,7 +148,45 @@ def test_a_trace_runs_from_client_to_shard_to_log(spans: Any) -> None:
     assert {span["scope"] for span in found} == {"kvstore.client", "kvstore.shard", "kvstore.log"}
 
 
-def test_an_application_span_is_the_parent_of_ours(spans: Any) -> None:
+GUEST = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from probes.instrument import Instrument, configure, current_traceparent, shutdown
+kept = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(kept))
+trace.set_tracer_provider(provider)
+configure("otel")
+with provider.get_tracer("app").start_as_current_span("request") as request:
+    with Instrument("kvstore.client").span("kv.get", kind="client"):
+        inside = current_traceparent()
+shutdown()
+get = next(span for span in kept.get_finished_spans() if span.name == "kv.get")
+print(len(kept.get_finished_spans()), get.parent.span_id == request.get_span_context().span_id)
+print(get.context.trace_id == request.get_span_context().trace_id, f"{get.context.span_id:016x}" in inside)
+"""
+
+
+def test_within_a_traced_application_spans_go_where_its_own_go() -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("KVSTORE_", "OTEL_"))}
+    done = subprocess.run([sys.executable, "-c", GUEST], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "True", "True", "True"], done.stderr
+
+
+def test_a_full_queue_loses_spans_and_says_so(
+    spans: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("probes.instrument.otel.QUEUE_SPANS", 3)
+    for _ in range(50):
+        with Instrument("t").span("kv.get"):
+            pass
+    assert 3 <= len(spans()) < 50
+    assert len([record for record in caplog.records if "lost" in record.message]) == 1
+
+
+def test_an_outer_span_is_the_parent_of_an_inner_one(spans: Any) -> None:
     site = Instrument("kvstore.client")
     with site.span("request"), site.span("kv.get", kind="client"):
         pass

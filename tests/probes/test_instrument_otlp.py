@@ -83,5 +83,5 @@ def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.Monke
         with Instrument("t").span("kv.put"):
             pass
         configure("off")
-    still = [thread.name for thread in threading.enumerate() if thread.name == "kvstore-trace-close"]
+    still = [thread.name for thread in threading.enumerate() if thread.name == "kvstore-trace"]
     assert still, "it waited until the exporter had given up"
