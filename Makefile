@@ -12,14 +12,14 @@ BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py,$(wil
 .PHONY: help demo test lint format types unit bench test-vllm clean
 
 help:
-	@echo "make demo       set up and replay a recorded incident in kvtop (without a terminal: print the diagnosis)"
+	@echo "make demo       set up, start a store under a real trace, and kvtop on it (without a terminal: print the diagnosis)"
 	@echo "make test       set up, then ruff, mypy and pytest"
 	@echo "make lint       set up, then ruff and mypy only"
 	@echo "make bench      set up, then every script of benchmarks/ (minutes)"
 	@echo "make test-vllm  a real vLLM in its own environment (.vllm-lab: about 4 GB of disk, AVX2)"
 	@echo "make clean      remove .venv, kv and caches"
 
-demo: $(VENV)/.base
+demo: $(VENV)/.store
 	@$(BIN)/kvtop demo
 
 test: lint unit
@@ -57,6 +57,12 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	@echo "installing kvscope (base) into $(VENV)"
 	@$(PIP) install --editable .
 	@touch $@
+
+# Without the store's packages the demo shows its recorded incident, and says so.
+$(VENV)/.store: pyproject.toml | $(BIN)/python
+	@echo "installing kvscope with its store into $(VENV)"
+	@$(PIP) install --editable '.[store]' || $(PIP) install --editable .
+	@touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing kvscope with its development tools into $(VENV)"

@@ -328,6 +328,21 @@ BY_NAME: Mapping[str, Panel] = {panel.name: panel for panel in PANELS}
 CHARTED: tuple[str, ...] = tuple(p.name for p in PANELS if p.draw in (Draw.BAR, Draw.SPARK))
 
 
+# One cell, one quantile or one 1 of many says nothing by itself; the states of a pool only beside each other.
+_NO_NUMBER = frozenset(
+    (
+        "kv:block_map",
+        "kv:pool_state_blocks",
+        "kv:pool_token_slots",
+        "kv:pool_free_blocks_by_run",
+        "kv:session_idle_seconds",
+        "kv:store_info",
+        "kv:transport_info",
+        "kv:wal_segments",
+    )
+)
+
+
 def raw_panels(vocabulary: Mapping[str, Mapping[str, object]]) -> tuple[Panel, ...]:
     """One panel a canonical gauge or counter as it stands, for a reading without a window.
 
@@ -337,9 +352,9 @@ def raw_panels(vocabulary: Mapping[str, Mapping[str, object]]) -> tuple[Panel, .
     found = []
     for name, entry in vocabulary.items():
         kind, unit = str(entry.get("type", "")), str(entry.get("unit", ""))
-        if kind not in ("gauge", "counter") or name in BY_NAME:
+        if kind not in ("gauge", "counter") or name in BY_NAME or name in _NO_NUMBER:
             continue
-        how, by = ("sum" if kind == "counter" else "max"), "instance, engine, gpu, device"
+        how, by = ("sum" if kind == "counter" else "max"), "shard, instance, engine, gpu, device"
         found.append(
             Panel(
                 name,

@@ -279,9 +279,12 @@ def _entities(grids: Mapping[str, Grid], known: Iterable[Labels]) -> list[Labels
 
 
 def sort_key(entity: Labels | Mapping[str, str]) -> tuple[object, ...]:
-    """Instances by name, ranks, shards and GPUs by number."""
-    rank = entity.get("engine") or entity.get("shard") or entity.get("gpu") or ""
-    return (natural(entity.get("instance") or ""), int(rank) if rank.isdecimal() else -1, rank, str(entity))
+    """Instances by name, ranks and GPUs by number; then shards, by their own names."""
+    shard = entity.get("shard")
+    if shard:
+        return (1, natural(shard), natural(entity.get("instance") or ""), str(entity))
+    rank = entity.get("engine") or entity.get("gpu") or ""
+    return (0, natural(entity.get("instance") or ""), int(rank) if rank.isdecimal() else -1, rank, str(entity))
 
 
 def natural(text: str) -> tuple[object, ...]:

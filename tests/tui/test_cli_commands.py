@@ -464,7 +464,7 @@ def test_lint_refuses_with_file_line_and_what_to_do(tmp_path: Path, capsys: Capt
 
 
 def test_the_demo_without_a_terminal_tells_story_reading_and_diagnosis(capsys: Captured) -> None:
-    code, out, _ = run(capsys, "demo", "--text")
+    code, out, _ = run(capsys, "demo", "--recorded", "--text")
     assert code == 0
     for words in ("a clock in the system prompt", "ENGINE", "prefix-key-unstable", CULPRIT):
         assert words in out

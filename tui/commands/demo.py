@@ -1,10 +1,11 @@
-"""``kvtop demo``: a recorded incident that ships with the package, through the screens or as text."""
+"""``kvtop demo``: a store under a real trace, or a recorded incident; through the screens or as text."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -14,26 +15,65 @@ from tui.commands.top import add_look_arguments, can_draw, refuse_dumb
 from tui.cursor import SPEEDS
 
 SPEED = 10
+LIVE_MS = 30_000
+_STORY = """\
+The demo: a KV store of four shards on this host, and minutes of production requests replayed against it
+(an excerpt of the conversation trace of kvcache-ai/Mooncake, Apache-2.0), four times as fast as they came."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--text", action="store_true", help="print the story, the reading and the diagnosis")
+    parser.add_argument("--recorded", action="store_true", help="replay a recorded incident of three vLLM replicas")
+    parser.add_argument("--text", action="store_true", help="print what the screens would show")
     parser.add_argument(
-        "--speed", metavar="N", type=int, choices=SPEEDS, default=SPEED, help=f"of the replay (default {SPEED})"
+        "--speed", metavar="N", type=int, choices=SPEEDS, default=SPEED, help=f"of the recording (default {SPEED})"
     )
     add_look_arguments(parser)
-    parser.epilog = "Without a terminal, as with --text. The recording can be given to every other command, too."
+    parser.epilog = (
+        "Starts a store of four shards and a workload, and looks at them until you quit; without a terminal, or with\n"
+        "--text, for half a minute. The store needs kvscope[store]; without it the recorded incident is shown."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    text = args.text or not (sys.stdin.isatty() and sys.stdout.isatty())
+    if not args.recorded:
+        from tui.commands import demo_store
+
+        lacking = demo_store.lacking()
+        if not lacking:
+            return _live(args, text=text)
+        says = f"kvtop demo: the store needs {', '.join(lacking)} (pip install 'kvscope[store]'): the recorded incident"
+        print(says, file=sys.stderr)
     folder = resources.files("playbooks") / "recordings"
     story = (folder / "demo.md").read_text(encoding="utf-8")
     with resources.as_file(folder / "demo.om.gz") as path:
-        if args.text or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print(story, path)
-        else:
+        if not text:
             return _show(story, path, args)
+        _print(plain(story), [str(path)], " at the end of the recording")
     return EXIT_OK
+
+
+def _live(args: argparse.Namespace, *, text: bool) -> int:
+    from tui.commands.demo_store import store
+
+    if not text:
+        refuse_dumb("kvtop demo --text")
+    print("kvtop demo: starting a store of four shards", file=sys.stderr, flush=True)
+    with plain_errors(), store() as pages:
+        if text:
+            _print(_STORY, pages, "", LIVE_MS)
+            return EXIT_OK
+        from probes.attach import attach
+        from tui.launch import run as show
+        from tui.options import Options
+
+        options = Options(
+            theme=args.theme,
+            ascii=args.ascii or not can_draw(),
+            label="demo: four shards, a real trace",
+            opening="starting the store",
+        )
+        return show(lambda: attach(pages), options, farewell=_STORY)
 
 
 def _show(story: str, path: Path, args: argparse.Namespace) -> int:
@@ -55,7 +95,7 @@ def _show(story: str, path: Path, args: argparse.Namespace) -> int:
         return show(lambda: attach([str(path)]), options, farewell=f"{plain(story)}\n\n{more}")
 
 
-def _print(story: str, path: Path) -> None:
+def _print(story: str, targets: Sequence[str], when: str, for_ms: int = 0) -> None:
     from playbooks.playbook import load_playbooks
     from playbooks.report import as_text
     from probes.attach import attach
@@ -65,11 +105,11 @@ def _print(story: str, path: Path) -> None:
     from tui.commands.session import collect
 
     with plain_errors():
-        session = collect(attach([str(path)]))
+        session = collect(attach(list(targets)), for_ms)
         panels, readings = reading(session, session.end_ms)
         diagnosis = diagnosis_of(session, window(session), load_playbooks(), ())
-    print(plain(story))
-    print("\n" + _heading("The reading at the end of the recording (kvtop once)"))
+    print(story)
+    print("\n" + _heading(f"The reading{when} (kvtop once)"))
     print(reading_text(session.end_ms, session.window_ms, readings, panels, session.statuses))
     print("\n" + _heading("The diagnosis (kvtop diagnose)"))
     print(as_text(diagnosis))

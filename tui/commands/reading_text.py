@@ -30,6 +30,19 @@ _LINE_PANELS = (
     "kv:ttft_seconds:p99",
     "kv:inter_token_seconds:p99",
 )
+_SHARD_PANELS = (
+    "kv:pool_usage_ratio",
+    "kv:lookup_hit_ratio",
+    "kv:operations:rate",
+    "kv:operation_seconds:p99",
+    "kv:operations_inflight",
+    "kv:busy_seconds:rate",
+    "kv:put_refusals:rate",
+    "kv:evicted_blocks:rate",
+    "kv:tail_waste_ratio",
+    "kv:pool_largest_free_run_blocks",
+    "kv:sessions",
+)
 _GPU_COLUMNS = {
     "kv:gpu_utilization_ratio": "UTIL",
     "kv:gpu_engine_active_ratio": "ENGINE",
@@ -53,13 +66,18 @@ def reading_text(
     by_name = {panel.name: panel for panel in panels}
     parts = [f"{rfc3339(at_ms)}  window {duration_text(window_ms)}"]
     engines = [one for one in readings if _is_engine(one)]
-    others = [one for one in readings if not _is_engine(one)]
+    shards = [one for one in readings if one.labels.get("shard")]
+    others = [one for one in readings if not _is_engine(one) and not one.labels.get("shard")]
     if not readings:
         parts.append("No reading: no target gave a series that an adapter knows.")
     if len(engines) >= WIDE:
         parts.append(_lines(engines, by_name))
     else:
         parts += [_block(one, by_name) for one in engines]
+    if len(shards) >= WIDE:
+        parts.append(_lines(shards, by_name, "SHARD", _SHARD_PANELS))
+    else:
+        parts += [_block(one, by_name) for one in shards]
     gpus = [one for one in others if one.labels.get("gpu")]
     if len(gpus) >= WIDE:
         parts.append(_gpu_lines(gpus))
@@ -91,7 +109,7 @@ def _block(one: EntityReading, panels: Mapping[str, Panel]) -> str:
             (raw if as_exported else rows).append([panel.title, _number(name, reading), _state(reading)])
     width = max((len(row[0]) for row in [*rows, *raw]), default=0)
     parts = [_title(one), *_rows(rows, width)]
-    if _is_engine(one) or one.stale or not rows:
+    if _is_engine(one) or one.labels.get("shard") or one.stale or not rows:
         parts += [folded(f"{why}: ", titles) for why, titles in missing.items()]
     if raw:
         heading = ["  as exported, counters since the process started:"] if rows else []
@@ -157,10 +175,15 @@ def _state(reading: Reading) -> str:
     return words + (f": {printable(reading.why, WHY_CHARS)}" if reading.why else "")
 
 
-def _lines(engines: Sequence[EntityReading], panels: Mapping[str, Panel]) -> str:
-    shown = [name for name in _LINE_PANELS if name in panels and any(name in one.values for one in engines)]
+def _lines(
+    engines: Sequence[EntityReading],
+    panels: Mapping[str, Panel],
+    head: str = "ENGINE",
+    wanted: Sequence[str] = _LINE_PANELS,
+) -> str:
+    shown = [name for name in wanted if name in panels and any(name in one.values for one in engines)]
     rows = [[name_text(one.name), *(_cell(one.values.get(name)) for name in shown)] for one in engines]
-    text = table(["ENGINE", *(panels[name].short for name in shown)], rows, right=range(1, len(shown) + 1))
+    text = table([head, *(panels[name].short for name in shown)], rows, right=range(1, len(shown) + 1))
     reasons = {
         f"{panels[name].title}: {_state(one.values[name])}"
         for one in engines
