@@ -93,6 +93,7 @@ COMMANDS: dict[str, Spec] = {
         Spec("playbook", "playbook", "List, show, lint and test the runbooks"),
         Spec("rules", "rules", "Prometheus rules (recording and alerting) on stdout"),
         Spec("doctor", "doctor", "What can be seen from here, what not, and why"),
+        Spec("lab", "lab", "Provoke one fault in a real store, and see whether the diagnosis is right"),
         Spec("demo", "demo", "Replay a recorded incident"),
     )
 }

@@ -1,0 +1,34 @@
+"""What this host can inject, found out by trying; what it cannot is skipped and said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from playbooks.lab.live.plan import Scenario
+
+
+def _compiler() -> str:
+    return "" if any(map(shutil.which, ("cc", "gcc", "clang"))) else "no C compiler (cc) to build the shim with"
+
+
+def _preload() -> str:
+    return "" if sys.platform == "linux" else "LD_PRELOAD needs Linux"
+
+
+def _signals() -> str:
+    return "" if hasattr(os, "pidfd_open") else "processes cannot be stopped from here"
+
+
+_TRIALS: dict[str, Callable[[], str]] = {"cc": _compiler, "preload": _preload, "signals": _signals}
+
+
+def why_not(scenario: Scenario) -> str:
+    """Empty when the scenario can run here, else the reason in one line."""
+    for need in scenario.needs:
+        reason = _TRIALS[need]()
+        if reason:
+            return reason
+    return "" if sys.platform == "linux" else "the store's shared arenas need Linux (memfd)"

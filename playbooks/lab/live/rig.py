@@ -1,0 +1,156 @@
+"""One run: start the store, let clients work, strike, watch, and ask for a diagnosis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.cluster import LocalCluster
+
+from playbooks.engine import Case, diagnose
+from playbooks.grid import Grid
+from playbooks.lab.live.load import Load, Report
+from playbooks.lab.live.plan import SHARDS, Draw, Plan, Scenario
+from playbooks.lab.live.traffic import Traffic
+from playbooks.lab.scenarios import Truth
+from playbooks.playbook import load_playbooks
+from playbooks.verdict import Diagnosis, SourceLine
+from probes.attach import Attachment, attach
+from probes.recorder import Recorder
+from probes.rules import RuleSet
+
+INTERVAL_MS = 1_000
+Progress = Callable[[float, str], None]
+"""Called about once a second with the seconds since the start and what is going on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`struck_s` seconds from the first scrape to the fault (None: it was there from the start, or there is none)."""
+
+    scenario: str
+    level: int
+    seed: int
+    truth: Truth
+    diagnosis: Diagnosis
+    report: Report
+    struck_s: float | None
+    recording: Path | None = None
+
+
+class Rig:
+    """A running store under load, in the hands of a fault."""
+
+    def __init__(self, cluster: LocalCluster, traffic: Traffic, load: Load) -> None:
+        self.cluster = cluster
+        self.traffic = traffic
+        self.load = load
+        self._stopped: set[int] = set()
+
+    def change(self, load: Load) -> None:
+        """From now on the clients behave like this."""
+        self.load = load
+        self.traffic.change(load)
+
+    def signal(self, shard: int, number: signal.Signals) -> None:
+        """Send a signal to a shard's process; a stopped one goes on when the rig is taken down."""
+        os.kill(self.cluster.pids[shard], number)
+        if number == signal.SIGSTOP:
+            self._stopped.add(shard)
+
+    def release(self) -> None:
+        for shard in self._stopped:
+            try:
+                os.kill(self.cluster.pids[shard], signal.SIGCONT)
+            except ProcessLookupError:
+                continue
+        self._stopped.clear()
+
+
+def rehearse(
+    scenario: Scenario,
+    level: int = 2,
+    seed: int = 0,
+    *,
+    seconds: float | None = None,
+    recording: Path | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run one scenario and diagnose it. Raises what the store raises when it cannot be started (`StoreError`)."""
+    plan = scenario.build(Draw(seed, level))
+    with (
+        LocalCluster(
+            shards=SHARDS,
+            layout=plan.layout,
+            blocks=plan.blocks,
+            placement="head-group-window",
+            own=plan.own,
+            environment=plan.environment,
+            **plan.options,
+        ) as cluster,
+        Traffic(cluster.file, plan.layout, plan.load, seed) as traffic,
+    ):
+        rig = Rig(cluster, traffic, plan.load)
+        try:
+            watched = asyncio.run(_watch(rig, plan, seconds or plan.seconds, recording, progress))
+        finally:
+            rig.release()
+        report = traffic.report()
+    truth = _with_instance(plan.truth, cluster)
+    return Outcome(scenario.name, level, seed, truth, watched.diagnosis, report, watched.struck_s, recording)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    diagnosis: Diagnosis
+    struck_s: float | None
+
+
+async def _watch(rig: Rig, plan: Plan, seconds: float, recording: Path | None, progress: Progress | None) -> _Watched:
+    rules = RuleSet.load()
+    attachment = attach(rig.cluster.metrics_urls, interval_ms=INTERVAL_MS, rules=rules, timeout_s=2.0)
+    recorder = Recorder(recording, attachment.store, overwrite=True) if recording else None
+    start = time.monotonic()
+    struck: float | None = None
+    turn = 0
+    try:
+        while (now := time.monotonic() - start) < seconds:
+            if plan.fault and struck is None and plan.onset_s is not None and now >= plan.onset_s:
+                plan.fault(rig)
+                struck = now
+            await attachment.cycle(round(time.time() * 1000))
+            if recorder:
+                recorder.record()
+            if progress:
+                progress(now, "struck" if struck is not None else "running")
+            turn += 1
+            await asyncio.sleep(max(0.0, start + turn * INTERVAL_MS / 1000 - time.monotonic()))
+    finally:
+        await attachment.close()
+        if recorder:
+            recorder.record()
+            recorder.close()
+    return _Watched(_diagnosis(attachment, rules), struck)
+
+
+def _diagnosis(attachment: Attachment, rules: RuleSet) -> Diagnosis:
+    span = attachment.span()
+    now = round(time.time() * 1000)
+    start, end = span or (now, now)
+    sources = tuple(SourceLine(one.target, one.state, one.age_s(end), one.error) for one in attachment.statuses)
+    grid = Grid(start, end, INTERVAL_MS, None)
+    return diagnose(attachment.view, Case(grid, sources, ()), load_playbooks(), rules)
+
+
+def _with_instance(truth: Truth, cluster: LocalCluster) -> Truth:
+    """The shard's number is what a scenario knows; its address comes from the cluster."""
+    shard = truth.member.get("shard")
+    if shard is None:
+        return truth
+    address = cluster.metrics_urls[int(shard)].split("//", 1)[1].split("/", 1)[0]
+    return Truth(truth.cause, {"shard": shard, "instance": address}, truth.onset_s, why=truth.why)
