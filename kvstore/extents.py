@@ -58,7 +58,8 @@ class Extents:
     def slots(self, extent: int) -> Slots:
         """The slots that are still in it."""
         run = np.arange(self.start[extent], self.start[extent] + self.length[extent], dtype=np.int64)
-        return run[self.of_slot[run] == extent]
+        inside: Slots = run[self.of_slot[run] == extent]
+        return inside
 
     def alive(self) -> Ids:
         """All extents that have slots."""
@@ -66,11 +67,13 @@ class Extents:
 
     def unclaimed(self, ids: Ids, now_ms: int) -> Flags:
         """No lease that may still run, and no pin."""
-        return (self.leased_until[ids] <= now_ms) & (self.pins[ids] == 0)
+        free: Flags = (self.leased_until[ids] <= now_ms) & (self.pins[ids] == 0)
+        return free
 
     def evictable(self, ids: Ids, now_ms: int) -> Flags:
         """Unclaimed, and no session holds it."""
-        return self.unclaimed(ids, now_ms) & (self.holds[ids] == 0)
+        free: Flags = self.unclaimed(ids, now_ms) & (self.holds[ids] == 0)
+        return free
 
     def lease(self, slots: Slots, until_ms: int) -> None:
         ids = self.of_slot[slots]
