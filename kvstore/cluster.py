@@ -23,7 +23,7 @@ from typing import Any
 from kvstore.errors import BadRequest, StoreError
 from kvstore.layout import Layout
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 8.0
 _alive: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
