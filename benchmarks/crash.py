@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from playbooks.lab.shims.build import ShimError
 from tests.kvstore.log.crash import CrashRun
+from tests.kvstore.log.serve_crash import ServeCrashRun
 
 
 def main() -> int:
@@ -25,12 +26,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--leak", type=int, default=20, help="percent of unsynced sectors that reach the disk anyway")
     parser.add_argument("--early", action="store_true", help="seeded fault: acknowledge before the flush")
+    parser.add_argument("--serve", action="store_true", help="through `kvstore serve` and a client, not the log alone")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         try:
-            run = CrashRun(Path(directory), options.seed, early=options.early, leak=options.leak)
+            kind = ServeCrashRun if options.serve else CrashRun
+            run = kind(Path(directory), options.seed, early=options.early, leak=options.leak)
         except ShimError as error:
             print(error)
             return 0

@@ -7,7 +7,7 @@
  *
  *   FORGET_LEAK=P      each 512-byte sector of a write reaches the mirror at once with probability P/100: a disk may also
  *                      have written what nobody synced, in any order
- *   FORGET_DELAY_MS=N  a sync takes N milliseconds before its data count
+ *   FORGET_DELAY_MS=N  an fdatasync takes N milliseconds before its data count
  *   FORGET_FAIL=N      the Nth fdatasync, and every later one, fails with EIO
  *
  * Not seen: mmap, O_DSYNC, and directories below the watched one. An inode number is not used again while the process
@@ -154,10 +154,6 @@ static void sync_names(void) {
 }
 
 static int sync_any(int descriptor) {
-    if (delay) {
-        struct timespec left = {delay / 1000, (delay % 1000) * 1000000L};
-        while (nanosleep(&left, &left)) { }
-    }
     if (ours(descriptor, 'f')) sync_file(descriptor);
     else sync_names();
     return 0;
@@ -167,6 +163,10 @@ int fsync(int fd) { return ours(fd, 'f') || ours(fd, 'd') ? sync_any(fd) : REAL(
 int fdatasync(int fd) {
     if (!ours(fd, 'f')) return REAL(fdatasync)(fd);
     if (fail_at && ++syncs >= fail_at) { errno = EIO; return -1; }
+    if (delay) {
+        struct timespec left = {delay / 1000, (delay % 1000) * 1000000L};
+        while (nanosleep(&left, &left)) { }
+    }
     return sync_any(fd);
 }
 
