@@ -11,14 +11,21 @@ import subprocess
 import threading
 import time
 import urllib.parse
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from kvstore.client import SyncClient
+from kvstore.cluster import LocalCluster
+from kvstore.messages import Durability
 from kvstore.page import StoreCollector, serve_metrics
-from tests.kvstore.page_source import TRACE, used
+from probes.instrument import configure
+from tests.kvstore.page_source import LAYOUT, TRACE, used
 
 pytestmark = [
     pytest.mark.live,
@@ -158,3 +165,69 @@ def test_a_bucket_leads_to_its_trace(pages: Pages, prometheus: Prometheus) -> No
 
     found = prometheus.until(lambda: (kept := exemplars()) and late in kept.values() and kept, "exemplar")
     assert found == {("0", "0.005"): TRACE, ("1", "0.005"): TRACE, ("1", "1.0"): late}
+
+
+@pytest.fixture(scope="module")
+def traced_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Path]]:
+    """Three shards that trace, after some work by a client that traces too."""
+    pytest.importorskip("opentelemetry.sdk", reason="install kvscope[trace]")
+    file = tmp_path_factory.mktemp("trace") / "spans.jsonl"
+    own = {n: {"KVSTORE_TRACE": "otel", "KVSTORE_TRACE_FILE": str(file)} for n in range(3)}
+    with LocalCluster(3, LAYOUT, 256, durability="log+sync", environment=own) as cluster:
+        configure("otel", file=str(file))
+        try:
+            with SyncClient(cluster.targets, LAYOUT) as client:
+                rng = np.random.default_rng(4)
+                keys = rng.integers(1, 2**63, (60, 4)).astype(np.uint64)
+                data = rng.integers(0, 255, (60, LAYOUT.block_bytes), np.uint8)
+                client.put(keys, data, durability=Durability.LOG_SYNC)
+                for _ in range(4):
+                    assert client.get(client.lookup(keys, lease_ms=1000)).found.all()
+        finally:
+            configure("off")
+        yield cluster, file
+
+
+def page_of(url: str, accept: str = "text/plain") -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_takes_the_page_of_every_shard(traced_cluster: tuple[LocalCluster, Path]) -> None:
+    for number, url in enumerate(traced_cluster[0].metrics_urls):
+        text = page_of(url)
+        command = ["promtool", "check", "metrics"]
+        checked = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+        samples = [line for line in text.splitlines() if not line.startswith("#")]
+        assert all(f'shard="{number}"' in line for line in samples)
+        (puts,) = [
+            line for line in samples if line.startswith("kv_operations_total") and 'op="put",result="ok"' in line
+        ]
+        assert puts.endswith(" 1.0")
+
+
+def test_a_trace_of_the_cluster_runs_from_client_to_flush(traced_cluster: tuple[LocalCluster, Path]) -> None:
+    cluster, file = traced_cluster
+    wanted = {("client", "kv.put"): 1, ("client", "kv.lookup"): 4, ("client", "kv.get"): 4}
+    wanted |= {("server", "kv.put"): 3, ("server", "kv.lookup"): 12, ("internal", "kv.log.flush"): 3}
+    deadline = time.monotonic() + 20
+    spans: list[dict[str, Any]] = []
+    while time.monotonic() < deadline:
+        spans = [json.loads(line) for line in file.read_text().splitlines()]
+        if sum((span["kind"], span["name"]) in wanted for span in spans) >= sum(wanted.values()):
+            break
+        time.sleep(0.1)
+    counted = Counter((span["kind"], span["name"]) for span in spans)
+    assert {key: counted[key] for key in wanted} == wanted
+    (put,) = [span for span in spans if span["name"] == "kv.put" and span["kind"] == "client"]
+    family = [span for span in spans if span["traceId"] == put["traceId"]]
+    assert len(family) == 7, "one client, three shards, three flushes"
+    served = {span["spanId"]: span for span in family if span["kind"] == "server"}
+    assert {span["parentSpanId"] for span in served.values()} == {put["spanId"]}
+    assert {span["resource"]["service.instance.id"] for span in served.values()} == {"shard-0", "shard-1", "shard-2"}
+    flushes = [span for span in family if span["name"] == "kv.log.flush"]
+    assert {span["links"][0]["spanId"] for span in flushes} == set(served)
+    shown = "".join(page_of(url, "application/openmetrics-text; version=1.0.0") for url in cluster.metrics_urls)
+    assert shown.count(f'# {{trace_id="{put["traceId"]}"}}') >= 9, "operation, log stage and flush of each shard"
