@@ -19,6 +19,7 @@ from kvstore.keys import Keys
 from kvstore.locations import Blocks, Locations, State
 from kvstore.single import get_one
 from kvstore.transport import Ints
+from kvstore.whole import get_whole
 
 _LONGEST_NAP_S = 0.005
 
@@ -159,15 +160,15 @@ class Reads(ClientBase):
         min_valid: int | Ints = 0,
         verify: bool | None = None,
     ) -> Blocks | None:
-        """One block at a known place, if it reads well at once; may run on any thread."""
-        if not isinstance(what, Locations) or len(what.slot) != 1 or out is None:
+        """Blocks at known places in one shard, if all read well at once; may run on any thread."""
+        if not isinstance(what, Locations) or not len(what.slot) or out is None:
             return None
         if not (isinstance(min_clock, int) and isinstance(min_valid, int) and min_clock == min_valid == 0):
             return None
-        self._require_room(out, 1)
-        found = get_one(
-            self.shards, what, out, self.layout.block_bytes, verify=self.verify if verify is None else verify
-        )
+        count = len(what.slot)
+        self._require_room(out, count)
+        quick = get_one if count == 1 else get_whole
+        found = quick(self.shards, what, out, self.layout.block_bytes, verify=self.verify if verify is None else verify)
         if found is None:
             return None
         self._saw(found[1])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,15 @@ def line(found: dict[str, Any]) -> str:
     return text + (" (busy: figures may be high)" if found["load_1m"] > 0.5 * found["cores"] else "")
 
 
-def one_thread() -> None:
-    """Keep this process on one core, so that no helper thread adds to what is measured."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process on one core meanwhile, so that no helper thread adds to what is measured."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _processor() -> str:

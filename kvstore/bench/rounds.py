@@ -26,17 +26,23 @@ class Times:
         return self.quantile(0.5)
 
 
-async def interleave(arms: dict[str, Arm], rounds: int, *, warm_up: int = 2, seed: int = 0) -> dict[str, Times]:
-    """`rounds` timings of each arm after `warm_up` rounds that do not count."""
+async def interleave(
+    arms: dict[str, Arm], rounds: int, *, burst: int = 1, warm_up: int = 2, seed: int = 0
+) -> dict[str, Times]:
+    """`rounds` turns of each arm after `warm_up` that do not count; `burst` timings a turn, one after the other.
+
+    A burst is for what takes microseconds: a first call after another arm measures what that one left in the caches.
+    """
     order = list(arms)
     shuffle = random.Random(seed).shuffle
     taken: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(-warm_up, rounds):
+    for number in range(rounds + warm_up):
         shuffle(order)
         for name in order:
-            began = time.perf_counter()
-            await arms[name](number + warm_up)
-            elapsed = time.perf_counter() - began
-            if number >= 0:
-                taken[name].append(elapsed)
+            for step in range(number * burst, (number + 1) * burst):
+                began = time.perf_counter()
+                await arms[name](step)
+                elapsed = time.perf_counter() - began
+                if number >= warm_up:
+                    taken[name].append(elapsed)
     return {name: Times(tuple(sorted(seconds))) for name, seconds in taken.items()}

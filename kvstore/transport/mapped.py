@@ -60,10 +60,15 @@ class MappedPeer:
             self._check(slot, slot)
             out[0 if rows is None else rows[0]] = self._slots[slot]
             return 1
+        joined = slots[1:] - slots[:-1] == 1
+        if rows is None and joined.all():
+            first = int(slots[0])
+            self._check(first, first + count - 1)
+            out[:count] = self._slots[first : first + count]
+            return 1
         self._check(int(slots.min()), int(slots.max()))
-        joined = np.diff(slots) == 1
         if rows is not None:
-            joined &= np.diff(rows) == 1
+            joined &= rows[1:] - rows[:-1] == 1
         starts = np.concatenate(([0], np.flatnonzero(~joined) + 1))
         if rows is None and count < _TAKE_BELOW * len(starts):
             np.take(self._slots, slots, axis=0, out=out[:count], mode="clip")
