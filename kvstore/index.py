@@ -24,6 +24,9 @@ _MOST_PER_BUCKET = 3
 _ROOM_TO_SPARE = 3
 """With three ways free or more a key stays in its first bucket, so that most lookups end there."""
 
+_WAY_NUMBERS = np.uint64(0x0001020304050607)
+_ALL_FOUR = np.uint32(0x01010101)
+
 Slots = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
@@ -123,12 +126,11 @@ class Index:
         return entries, found
 
     def _look(self, buckets: Slots, tags: Words, keys: Keys) -> tuple[Slots, Flags]:
-        way = (self._tags.take(buckets, axis=0) == tags[:, None]).argmax(axis=1)
-        entries = buckets * WAYS + way
-        rows = self._keys.take(entries, axis=0)
-        differ = rows ^ keys
-        same = (differ[:, 0] | differ[:, 1] | differ[:, 2] | differ[:, 3]) == 0
-        return entries, same & (self._flat_tags.take(entries) == tags)
+        hits = (self._tags.take(buckets, axis=0) == tags[:, None]).view(np.uint64)[:, 0]
+        entries = buckets * WAYS + _first_way(hits)
+        # Four booleans a row, seen as one word: all of them true.
+        same = (self._keys.take(entries, axis=0) == keys).view(np.uint32)[:, 0] == _ALL_FOUR
+        return entries, same & (hits != 0)
 
     def _buckets(self, tags: Words) -> tuple[Slots, Slots]:
         mask = np.uint64(self.buckets - 1)
@@ -166,6 +168,14 @@ class Index:
             self._write(old, one, key[None], np.asarray([slot]), np.asarray([generation], np.uint64))
             return True
         return False
+
+
+def _first_way(hits: Words) -> Slots:
+    """The lowest byte of each word that is 1 (0 where none is): isolated, then turned into its number by one multiply,
+    which shifts the byte that holds the number to the top."""
+    lowest = hits & (~hits + np.uint64(1))
+    with np.errstate(over="ignore"):
+        return np.asarray(lowest * _WAY_NUMBERS >> np.uint64(56), np.int64)
 
 
 def _tags(keys: Keys) -> Words:
