@@ -1,6 +1,6 @@
 """Per-key linearizability and monotone reads of a store under load: a million recorded operations, then the verdict.
 
-    benchmarks/linearizable.py [--operations 1000000] [--shards 2] [--without-clock-check]
+    benchmarks/linearizable.py [--operations 1000000] [--shards 2] [--layers 32] [--without-clock-check]
 
 Exits with 1 when the history is not linearizable, or says too little to tell.
 """
@@ -22,9 +22,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operations", type=int, default=1_050_000)
     parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--without-clock-check", action="store_true", help="seed the fault: the checker must fail")
     options = parser.parse_args()
-    outcome = run(options.operations, shards=options.shards, enforce_need=not options.without_clock_check)
+    outcome = run(
+        options.operations,
+        shards=options.shards,
+        layers=options.layers,
+        enforce_need=not options.without_clock_check,
+    )
     show(outcome)
     return 0 if outcome.report.good and outcome.report.write_share >= LEAST_WRITE_SHARE else 1
 

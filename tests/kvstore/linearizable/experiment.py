@@ -16,7 +16,7 @@ from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from tests.kvstore.linearizable.checker import Report, check
 from tests.kvstore.linearizable.history import load
-from tests.kvstore.linearizable.workload import TOKENS, Board, Plan, layout_of, read, write
+from tests.kvstore.linearizable.workload import DEADLINE_MS, TOKENS, Board, Plan, layout_of, read, write
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run(
 
 
 async def _open(targets: str, layers: int, count: int) -> list[int]:
-    async with await Client.connect(targets, layout_of(layers), staging_blocks=16) as client:
+    async with await Client.connect(targets, layout_of(layers), staging_blocks=16, deadline_ms=DEADLINE_MS) as client:
         return [(await client.open_session("hot", renew=False)).number for _ in range(count)]
 
 
@@ -91,7 +91,7 @@ def _run_all(work: list[tuple[Callable[[Plan, int], None], int]], plan: Plan) ->
         for process in processes:
             process.start()
         for process in processes:
-            process.join(600)
+            process.join(3_600)
     finally:
         for process in processes:
             if process.is_alive():

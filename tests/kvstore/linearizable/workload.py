@@ -27,6 +27,8 @@ from kvstore.sync import SyncClient
 from tests.kvstore.linearizable.history import UNANSWERED, Kind, Recorder
 
 TOKENS = 16
+DEADLINE_MS = 30_000
+"""Long: on a crowded host an operation without an answer would only be lost to the check."""
 _TAILS = 1 << 20
 _PAUSE_S = 0.0005
 
@@ -141,7 +143,7 @@ class Writer:
         tail = int(self.board.tails[session])
         keys = tail_keys(session, tail, 1)
         begin = time.monotonic_ns()
-        blocks = await self.client.get(keys, deadline_ms=1_000)
+        blocks = await self.client.get(keys, deadline_ms=DEADLINE_MS)
         end = time.monotonic_ns()
         if not blocks.found[0]:
             return
@@ -253,7 +255,7 @@ class Reader:
                 self._out,
                 min_clock=clocks.get(home[layer], 0),
                 min_valid=valid,
-                deadline_ms=1_000,
+                deadline_ms=DEADLINE_MS,
             )
             end = time.monotonic_ns()
             if blocks.state[0] == State.OK:
@@ -299,7 +301,7 @@ class Reader:
             time.sleep(0.001)
             begin = time.monotonic_ns()
             try:
-                blocks = self.client.get(located, deadline_ms=1_000)
+                blocks = self.client.get(located, deadline_ms=DEADLINE_MS)
             except LeaseExpired:
                 self.unanswered += 1
                 return
@@ -330,7 +332,9 @@ def write(plan: Plan, number: int) -> None:
 
 
 async def _write(plan: Plan, number: int) -> None:
-    async with await Client.connect(plan.targets, layout_of(plan.layers), staging_blocks=256) as client:
+    async with await Client.connect(
+        plan.targets, layout_of(plan.layers), staging_blocks=256, deadline_ms=DEADLINE_MS
+    ) as client:
         writer = Writer(plan, number, client)
         if number == 0:
             for session in writer._shared:
@@ -345,7 +349,13 @@ async def _write(plan: Plan, number: int) -> None:
 
 def read(plan: Plan, number: int) -> None:
     """The whole of a reading process."""
-    client = SyncClient(plan.targets, layout_of(plan.layers), staging_blocks=16, enforce_need=plan.enforce_need)
+    client = SyncClient(
+        plan.targets,
+        layout_of(plan.layers),
+        staging_blocks=16,
+        enforce_need=plan.enforce_need,
+        deadline_ms=DEADLINE_MS,
+    )
     with client:
         reader = Reader(plan, number, client)
         reader.run()
