@@ -111,6 +111,7 @@ def _open_log(settings: Settings, meters: Meters) -> Log | None:
 async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
     from kvstore.server import ShardServer
 
+    told = _ears(lifeline_fd)
     shard = make_shard(settings)
     server = ShardServer(shard, settings)
     try:
@@ -123,7 +124,7 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
         raise
     try:
         _tell(server, ready_fd)
-        failure = await _until_told(server, lifeline_fd)
+        failure = await _until_told(server, told)
     finally:
         await server.stop()
     if failure is not None:
@@ -132,18 +133,26 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
     return EXIT_OK
 
 
-async def _until_told(server: ShardServer, lifeline_fd: int) -> StoreError | None:
-    """Wait for a signal, the end of the lifeline, or a failure; the failure."""
+def _ears(lifeline_fd: int) -> asyncio.Event:
+    """Set by a signal or the end of the lifeline: before anything can hear of us, so that no signal kills us."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, told.set)
     if lifeline_fd >= 0:
-        loop.add_reader(lifeline_fd, told.set)
+
+        def ended() -> None:
+            loop.remove_reader(lifeline_fd)
+            told.set()
+
+        loop.add_reader(lifeline_fd, ended)
+    return told
+
+
+async def _until_told(server: ShardServer, told: asyncio.Event) -> StoreError | None:
+    """Wait for `told` or a failure; the failure."""
     server.failed.add_done_callback(lambda _: told.set())
     await told.wait()
-    if lifeline_fd >= 0:
-        loop.remove_reader(lifeline_fd)
     if server.failed.done():
         return server.failed.result()
     failure: LogFailed | None = server.shard.log.failure if server.shard.log is not None else None

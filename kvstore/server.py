@@ -19,7 +19,7 @@ from kvstore import wire
 from kvstore.addresses import read_cluster
 from kvstore.clients import Clients, Connected
 from kvstore.door import PROTOCOL, Door
-from kvstore.errors import BadRequest, LogFailed, StoreError
+from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
 from kvstore.peers import Peers
 from kvstore.settings import Settings, default_run_dir, make_run_dir
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvstore.shard import Shard
 
 SWEEP_INTERVAL_S = 0.1
+SEND_S = 0.2
 DESCRIBE = f"/{wire.SERVICE}/Describe"
 _log = logging.getLogger("kvstore.server")
 
@@ -69,6 +70,8 @@ class ShardServer:
         self._pidfd = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._work: set[asyncio.Task[Any]] = set()
+        self._answering = 0
+        self._ending = False
 
     async def start(self) -> None:
         """Bind everything. Raises `OSError` (port in use, no permission) or `BadRequest` (run directory)."""
@@ -94,10 +97,13 @@ class ShardServer:
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Answer what is in flight, take nothing new, let the log end, remove the sockets."""
+        self._ending = True
+        end = time.monotonic() + grace_s
+        while (self._answering or self._work) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
         if self._grpc is not None:
-            await self._grpc.stop(grace_s)
-        if self._work:
-            await asyncio.wait(self._work, timeout=grace_s)
+            # gRPC waits so long for clients to hang up, whatever is in flight: only what it takes to send answers.
+            await self._grpc.stop(min(grace_s, SEND_S))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,7 +179,10 @@ class ShardServer:
 
     def _handler(self, expected: type[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(data: bytes, _context: Any) -> bytes:
+            self._answering += 1
             try:
+                if self._ending:
+                    raise ShardUnavailable(f"shard {self.settings.shard} is ending")
                 envelope, message = wire.unpack_request(data)
                 if type(message) is not expected:
                     raise BadRequest(f"a {type(message).__name__} was sent to the method {expected.__name__}")
@@ -185,6 +194,8 @@ class ShardServer:
             except Exception:
                 _log.exception("%s failed", expected.__name__)
                 return wire.pack_error(self.shard.clock.now, StoreError("a fault of the shard; its output says more"))
+            finally:
+                self._answering -= 1
 
         return answer
 

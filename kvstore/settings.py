@@ -11,6 +11,7 @@ from pathlib import Path
 from kvstore.errors import BadRequest
 from kvstore.layout import Layout
 from kvstore.messages import Durability
+from kvstore.placement import KINDS
 
 _LONGEST_SOCKET = 107
 """`sockaddr_un.sun_path` less its final zero (unix(7))."""
@@ -42,6 +43,8 @@ class Settings:
             raise BadRequest(f"a shard needs at least one block, not {self.blocks}")
         if not 0 <= self.shard < self.shards:
             raise BadRequest(f"shard {self.shard} of {self.shards}: shards are numbered from 0")
+        if self.placement not in KINDS:
+            raise BadRequest(f"no placement {self.placement!r}; there are {', '.join(KINDS)}")
         if self.durability and self.log_dir is None:
             raise BadRequest("durability needs a log directory (--log-dir DIR)")
 

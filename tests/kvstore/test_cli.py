@@ -1,0 +1,130 @@
+"""`kvstore`: every failure is one line and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore import cli, options
+from kvstore.errors import BadRequest
+from tests.kvstore.process_rig import ROOT
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvstore.cli", *words], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+
+def only_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nonsense"], "no such command"),
+        (["tune"], "comes with a later release"),
+        (["simulate", "--x"], "comes with a later release"),
+        (["bench", "nonsense"], "no benchmark"),
+        (["serve", "--blocks", "0"], "at least one block"),
+        (["serve", "--memory", "much"], "no size"),
+        (["serve", "--memory", "1"], "not even one block"),
+        (["serve", "--memory", "900T"], "MiB are free"),
+        (["serve", "--listen", "nonsense"], "no address"),
+        (["serve", "--session-ttl", "soon"], "no time"),
+        (["serve", "--layout", "{"], "not a layout"),
+        (["serve", "--layout", "/no/such/file"], "No such file"),
+        (["serve", "--heads", "-3"], "'heads'"),
+        (["serve", "--dtype", "float17"], "dtype"),
+        (["serve", "--shard", "2", "--shards", "2"], "numbered from 0"),
+        (["serve", "--durability", "log"], "--log-dir"),
+        (["serve", "--placement", "round"], "no placement"),
+        (["serve", "--run-dir", "/proc/nowhere"], "/proc/nowhere"),
+        (["serve", "--run-dir", "/tmp/" + "x" * 120], "too long"),
+        (["serve", "--salt-file", "/no/such/file"], "salt file"),
+        (["cluster", "--shards", "0"], "at least one shard"),
+        (["cluster", "--placement", "round"], "no placement"),
+        (["cluster", "--blocks", "-1"], "at least one block"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_said_in_one_line(words: list[str], says: str) -> None:
+    line = only_line(run(*words))
+    assert line.startswith("kvstore ")
+    assert says in line
+
+
+def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        common = ["--blocks", "4", "--run-dir", str(tmp_path)]
+        assert "in use" in only_line(run("serve", "--listen", address, *common))
+        port = address.rsplit(":", 1)[1]
+        assert "in use" in only_line(run("serve", "--listen", "127.0.0.1:0", "--metrics-port", port, *common))
+
+
+def test_usage_without_a_command_and_on_request() -> None:
+    for words, code in (([], 2), (["--help"], 0), (["serve", "--help"], 0), (["cluster", "--help"], 0), (["bench"], 2)):
+        done = run(*words)
+        assert done.returncode == code, done
+        assert "usage: kvstore" in done.stdout
+    assert run("serve", "--nonsense").returncode == 2
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for missing in ("grpc", "xxhash", "prometheus_client"):
+
+        def fails(*_: object, missing: str = missing) -> int:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+        monkeypatch.setattr(cli, "_run", fails)
+        assert cli.main(["serve"]) == 2
+        assert "pip install 'kvscope[store]'" in capsys.readouterr().err
+
+
+def test_serve_says_where_it_is_and_ends_when_told(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "kvstore.cli", "serve", "--blocks", "8", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*argv, "--run-dir", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("shard 0 of 1: 127.0.0.1:")
+        assert "/metrics" in line
+        assert len(list(tmp_path.iterdir())) == 2
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert errors == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("text", "size"), [("512M", 512 << 20), ("4GiB", 4 << 30), ("1000", 1000), ("1.5k", 1536)])
+def test_sizes(text: str, size: int) -> None:
+    assert options.size_of(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("500ms", 500), ("90s", 90_000), ("30m", 1_800_000), ("2h", 7_200_000), ("3", 3000)]
+)
+def test_times(text: str, ms: int) -> None:
+    assert options.milliseconds_of(text) == ms
+
+
+def test_addresses() -> None:
+    assert options.address_of("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert options.address_of("[::1]:7600") == ("::1", 7600)
+    for wrong in ("", "host", "host:", ":x", "h:70000"):
+        with pytest.raises(BadRequest):
+            options.address_of(wrong)
