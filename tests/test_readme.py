@@ -42,15 +42,15 @@ def test_the_guide_names_the_ports_that_are_tried() -> None:
 
 
 def test_the_guide_names_what_only_the_ingest_derives() -> None:
-    """Canonical series whose only source is not on an engine's page."""
+    """Canonical series whose only source, of some system, is not on its page."""
     from probes.rules import RuleSet
 
     rules = RuleSet.load()
     derived = {
         entry.name
         for entry in rules.vocabulary
-        if (sources := rules.sources(entry.name))
-        and all("_info:" in source or source.startswith("kvscope_") for source in sources)
+        for rule in rules.rules_of(entry.series[0])
+        if all("_info:" in name or name.startswith("kvscope_") for name in rule.raw_names)
     }
     text = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
     told = text.split("has no samples of\n", 1)[1].split("Their recording rules", 1)[0]

@@ -269,7 +269,7 @@ def test_a_hang_is_neither_healthy_nor_live() -> None:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
 def test_a_signal_leaves_the_terminal_as_it_was(name: str) -> None:
-    with Pseudo("demo") as screen:
+    with Pseudo("demo", "--recorded") as screen:
         screen.until(b"x10")
         number = getattr(signal, name)
         os.kill(screen.pid, number)
@@ -278,7 +278,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(name: str) -> None:
 
 
 def test_ctrl_c_leaves_with_130() -> None:
-    with Pseudo("demo") as screen:
+    with Pseudo("demo", "--recorded") as screen:
         screen.until(b"x10")
         screen.write(b"\x03")
         assert screen.ended() == 130
@@ -306,13 +306,13 @@ def test_the_size_of_the_terminal_counts_not_that_of_the_environment(tmp_path: P
 
 
 def test_a_dumb_terminal_is_refused_in_one_line() -> None:
-    for words in (("demo",), ("127.0.0.1:1",)):
+    for words in (("demo", "--recorded"), ("demo",), ("127.0.0.1:1",)):
         with kvtop(*words, env={"TERM": "dumb"}) as terminal:
             text = terminal.until(lambda t: "left with 2" in t)
             assert "TERM is dumb" in text
 
 
 def test_the_demo_takes_the_options_of_the_screens_and_an_empty_no_color_asks_for_nothing() -> None:
-    with kvtop("demo", "--ascii", "--theme", "high-contrast", env={"NO_COLOR": ""}) as terminal:
+    with kvtop("demo", "--recorded", "--ascii", "--theme", "high-contrast", env={"NO_COLOR": ""}) as terminal:
         assert terminal.until(lambda t: "> x10" in t and "pod-2" in t).isascii()
         assert re.search(r"\x1b\[[\d;]*[34]8[;:]", terminal._tmux("capture-pane", "-p", "-e"))

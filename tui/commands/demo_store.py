@@ -50,6 +50,7 @@ def store() -> Iterator[list[str]]:
             replay.start()
             yield pages
         finally:
+            cluster.terminate()  # first: whoever ends us may not wait for the rest
             replay.stop()
             _end(cluster)
 
