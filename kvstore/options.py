@@ -72,6 +72,8 @@ def layout_of(given: argparse.Namespace) -> Layout:
 def blocks_of(given: argparse.Namespace, layout: Layout) -> int:
     """Blocks of one pool. Raises `BadRequest`."""
     if given.blocks is not None:
+        if given.blocks < 1:
+            raise BadRequest(f"a shard needs at least one block, not {given.blocks}")
         return int(given.blocks)
     blocks = size_of(given.memory or "256M") // layout.slot_bytes
     if blocks < 1:

@@ -22,13 +22,22 @@ from kvstore import messages as m
 from kvstore.arena import Memory
 from kvstore.client import Client
 from kvstore.cluster import LocalCluster
-from kvstore.errors import BadRequest, ChecksumMismatch, LayoutMismatch, StagingRejected, StoreError
+from kvstore.errors import (
+    BadRequest,
+    ChecksumMismatch,
+    LayoutMismatch,
+    LogFailed,
+    ShardUnavailable,
+    StagingRejected,
+    StoreError,
+)
 from kvstore.locations import State
 from kvstore.messages import Durability
 from kvstore.serve import make_shard
 from kvstore.server import ShardServer
 from kvstore.settings import Settings, make_run_dir
 from tests.kvstore.process_rig import LAYOUT, ROOT, blocks_for, some_keys
+from tests.kvstore.shims.forgetful import ForgetfulDisk
 
 
 @pytest.fixture
@@ -255,6 +264,27 @@ async def test_a_killed_shard_recovers_what_was_durable() -> None:
             cluster.kill(0)
             cluster.restart(0)
             assert ((await client.get(keys)).data == blocks_for(keys)).all()
+
+
+async def test_a_shard_whose_log_cannot_be_flushed_says_so_once_and_stops(tmp_path: Path) -> None:
+    disk = ForgetfulDisk(tmp_path)
+    keys = some_keys(4, 3)
+    own = {0: disk.environment(fail=30)}
+    with LocalCluster(1, LAYOUT, 64, durability="log+sync", log_dir=disk.live, environment=own) as cluster:
+        async with await Client.connect(cluster.targets, LAYOUT) as client:
+            failed = None
+            for seed in range(200):
+                keys = some_keys(1, 500 + seed)
+                try:
+                    await client.put(keys, blocks_for(keys), durability=Durability.LOG_SYNC)
+                except (LogFailed, ShardUnavailable) as error:
+                    failed = error
+                    break
+            assert failed is not None
+            assert await asyncio.to_thread(cluster.processes[0].wait, 20) == 1
+            said = cluster.log(0).strip().splitlines()
+        assert len(said) == 1
+        assert said[0].startswith("kvstore serve: shard 0 stops: ")
 
 
 async def test_a_shard_dies_with_the_process_that_started_it() -> None:
