@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+import probes.instrument as instrument
 from kvstore.bench import machine
 from kvstore.client import SyncClient
 from kvstore.cluster import LocalCluster
 from kvstore.layout import Layout
 from kvstore.locations import Locations
-from probes import instrument
 from probes.instrument.ranges import INJECTION
 from probes.instrument.switch import Begun
 
