@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT") if hasattr(signal, name))
 
 
-def run(attach: Callable[[], Attachment], options: Options, farewell: str = "") -> int:
+def run(
+    attach: Callable[[], Attachment],
+    options: Options,
+    farewell: str = "",
+    cleared: Callable[[], None] = lambda: None,
+) -> int:
     """Open the screen on what ``attach`` attaches to (called off the screen's thread); returns the exit code.
 
-    ``farewell`` is printed after the screen was left with ``q``. A signal that ends kvtop (and Ctrl-C) gives 128 and
+    ``farewell`` is printed after the screen was left with ``q``; ``cleared`` is called last, since nothing behind it
+    may come to run. A signal that ends kvtop (and Ctrl-C) gives 128 and
     its number, with the terminal as it was before.
     """
 
@@ -41,7 +47,8 @@ def run(attach: Callable[[], Attachment], options: Options, farewell: str = "") 
     if app.says:
         print(f"kvtop: {app.says}", file=sys.stderr)
     elif farewell and code == 0:
-        print(farewell)
+        print(farewell, flush=True)
+    cleared()
     _leave(code)
     return code
 

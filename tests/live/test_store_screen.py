@@ -80,6 +80,17 @@ def test_a_demo_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_demo_on_the_screen_leaves_nothing_behind(tmp_path: Path) -> None:
+    with kvtop("demo", size=(80, 24), env={"TMPDIR": str(tmp_path)}) as terminal:
+        terminal.until(lambda text: "1 Overview" in text)
+        assert _processes_of(tmp_path)
+        terminal.press("q")
+        terminal.until(lambda text: "left with 0" in text)
+        _until(lambda: not _processes_of(tmp_path))
+        assert not list(tmp_path.iterdir())
+
+
 def _processes_of(folder: Path) -> list[str]:
     """Processes whose command line names a file below the folder."""
     found = []

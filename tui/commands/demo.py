@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def _live(args: argparse.Namespace, *, text: bool) -> int:
     if not text:
         refuse_dumb("kvtop demo --text")
     print("kvtop demo: starting a store of four shards", file=sys.stderr, flush=True)
-    with plain_errors(), store() as pages:
+    with plain_errors(), ExitStack() as stack:
+        pages = stack.enter_context(store())
         if text:
             _print(_STORY, pages, "", LIVE_MS)
             return EXIT_OK
@@ -73,7 +75,7 @@ def _live(args: argparse.Namespace, *, text: bool) -> int:
             label="demo: four shards, a real trace",
             opening="starting the store",
         )
-        return show(lambda: attach(pages), options, farewell=_STORY)
+        return show(lambda: attach(pages), options, farewell=_STORY, cleared=stack.close)
 
 
 def _show(story: str, path: Path, args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ _LAYOUT = (
 )  # fmt: skip
 _NEEDS = ("grpc", "xxhash", "prometheus_client")
 _READY_S = 30.0
-_LEAVE_S = 5.0
+_LEAVE_S = 15.0
 
 
 def lacking() -> list[str]:
