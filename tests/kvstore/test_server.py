@@ -287,7 +287,7 @@ async def test_a_shard_whose_log_cannot_be_flushed_says_so_once_and_stops(tmp_pa
         assert said[0].startswith("kvstore serve: shard 0 stops: ")
 
 
-async def test_a_shard_dies_with_the_process_that_started_it() -> None:
+async def test_a_shard_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = """
 import os, sys
 from kvstore.cluster import LocalCluster
@@ -299,7 +299,12 @@ os.kill(cluster.pids[1], 19)
 sys.stdin.read()
 """
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]
