@@ -26,6 +26,11 @@ class Credits:
         self._by_client: dict[int, int] = {}
         self._queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
 
+    @classmethod
+    def for_pool(cls, pool_bytes: int) -> Credits:
+        """The defaults, but never more than half the pool in all and a quarter for one client."""
+        return cls(min(CLIENT_BYTES, pool_bytes // 4), min(TOTAL_BYTES, pool_bytes // 2))
+
     @property
     def waiting(self) -> int:
         """Puts that have no credits yet."""

@@ -53,13 +53,18 @@ class Puts:
         existed = found >= 0
         rows = np.flatnonzero(~existed)
         rows = rows[first_of_each(request.keys[rows])]
-        flight = _Flight(call, request, rows, rows, _NO_WORDS, core.clock.tick(), _NO_SLOTS, existed)
-        flight.slots = core.reserve(len(rows), one_run=request.one_run, now_ms=now_ms) if len(rows) else _NO_SLOTS
+        # Pinned until published: room must not be made by evicting what this very put found to be there.
+        pinned = np.unique(found[existed])
+        flight = _Flight(call, request, rows, _NO_SLOTS, _NO_WORDS, core.clock.tick(), pinned, existed)
+        core.pool.pin(pinned)
         try:
+            if len(rows):
+                flight.slots = core.reserve(len(rows), one_run=request.one_run, now_ms=now_ms)
             self._pull(flight, arena)
             if request.durability:
-                self._log(flight, np.unique(found[existed]))
+                self._log(flight)
         except BaseException:
+            core.pool.unpin(pinned)
             core.pool.abandon(flight.slots)
             raise
         return flight
@@ -86,7 +91,7 @@ class Puts:
         require_sums(flight.sums, flight.request.data_sums[flight.rows])
         self._stage("pull", began, flight.call)
 
-    def _log(self, flight: _Flight, existing: Slots) -> None:
+    def _log(self, flight: _Flight) -> None:
         """Into the log with what is new, and with what was there but never logged: its put is durable from now on."""
         core, request, rows = self._core, flight.request, flight.rows
         batches = []
@@ -102,7 +107,7 @@ class Puts:
                     sums=flight.sums,
                 )
             )
-        unlogged = existing[~core.journal.logged[existing]]
+        unlogged = flight.pinned[~core.journal.logged[flight.pinned]]
         if len(unlogged):
             headers = core.pool.arena.headers[unlogged]
             batches.append(
@@ -117,8 +122,6 @@ class Puts:
             )
         if batches:
             flight.logged = core.journal.write(Batch.joined(*batches), flight.call.traceparent)
-            core.pool.pin(existing)
-            flight.pinned = existing
 
     async def finish(self, flight: _Flight) -> Published:
         """After the log has answered: publish, or abandon what may not be."""
@@ -134,8 +137,7 @@ class Puts:
             self._undo_log(flight, error)
             raise
         finally:
-            if len(flight.pinned):
-                core.pool.unpin(flight.pinned)
+            core.pool.unpin(flight.pinned)
         return self.publish(flight)
 
     def _undo_log(self, flight: _Flight, error: BaseException) -> None:

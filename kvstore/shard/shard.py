@@ -98,7 +98,8 @@ class Shard:
         self.log = log
         self.meters = meters if meters is not None else Meters()
         self.clock = LamportClock()
-        self.credits = credits if credits is not None else Credits()
+        pool_bytes = len(pool) * layout.block_bytes
+        self.credits = credits if credits is not None else Credits.for_pool(pool_bytes)
         self._now_ms = now_ms
         self._instrument = Instrument("kvstore.shard")
         self.core = Core(

@@ -50,6 +50,8 @@ class _Flight:
     logged: asyncio.Future[None] | None = None
     old: Slots = field(default_factory=lambda: _NO_SLOTS)
     """Slots of the versions before, −1 for a first one."""
+    pinned: Slots = field(default_factory=lambda: _NO_SLOTS)
+    """Full blocks that are here already."""
 
 
 class Tails:
@@ -78,19 +80,25 @@ class Tails:
         before = self._require_continuation(session, request, tail_names)
         full = request.full_keys if request.valid == core.layout.block_tokens else None
         target = request.keys if full is None else full
-        rows = np.arange(len(target)) if full is None else np.flatnonzero(core.pool.find(full) < 0)
-        slots = core.reserve(len(rows), one_run=False, now_ms=now_ms) if len(rows) else _NO_SLOTS
+        found = core.pool.find(target) if full is not None else np.full(len(target), -1, np.int64)
+        rows = np.flatnonzero(found < 0)
         sums = np.zeros(0, np.uint64)
-        flight = _Flight(call, request, tail_names, before, slots, sums, core.clock.tick(), target, rows)
+        flight = _Flight(call, request, tail_names, before, _NO_SLOTS, sums, core.clock.tick(), target, rows)
+        # Pinned until published: room must not be made by evicting what this very append found to be there.
+        flight.pinned = found[found >= 0]
         flight.old = np.array([-1 if tail is None else tail.slot for tail in before], np.int64)
+        core.pool.pin(flight.pinned)
         try:
-            pull(arena, request.staging[rows], core.pool.arena, slots)
-            flight.sums = sums_of(core.pool.arena, slots)
+            if len(rows):
+                flight.slots = core.reserve(len(rows), one_run=False, now_ms=now_ms)
+            pull(arena, request.staging[rows], core.pool.arena, flight.slots)
+            flight.sums = sums_of(core.pool.arena, flight.slots)
             require_sums(flight.sums, request.data_sums[rows])
             if request.durability:
                 flight.logged = core.journal.write(self._batch(flight), call.traceparent)
         except BaseException:
-            core.pool.abandon(slots)
+            core.pool.unpin(flight.pinned)
+            core.pool.abandon(flight.slots)
             raise
         self._busy.update(tail_names)
         return flight
@@ -230,6 +238,7 @@ class Tails:
             raise
         finally:
             self._busy.difference_update(flight.names)
+            core.pool.unpin(flight.pinned)
         return self.publish(flight, session)
 
     def _require_unchanged(self, flight: _Flight) -> Session:

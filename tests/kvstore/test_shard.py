@@ -167,6 +167,17 @@ async def test_a_full_pool_of_held_blocks_refuses_at_once() -> None:
     assert ((await rig.put(B)).slot >= 0).all()
 
 
+async def test_a_put_does_not_make_room_by_evicting_its_own_prefix() -> None:
+    rig = Rig(blocks=3)
+    await rig.put(A[:4])
+    await rig.put(B[:8])
+    assert ((await rig.put(A)).slot >= 0).all()
+    assert ((await rig.lookup(A)).slot >= 0).all()
+    with pytest.raises(PoolExhausted):
+        await rig.put([*A, 50, 51, 52, 53])
+    assert ((await rig.lookup(A)).slot >= 0).all()
+
+
 async def test_leased_blocks_stay_until_their_lease_ends_or_is_released() -> None:
     rig = Rig(blocks=3)
     await rig.put(A)

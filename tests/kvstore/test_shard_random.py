@@ -162,9 +162,10 @@ class ShardMachine(RuleBasedStateMachine):
             return
         self.used_ms[session] = self.rig.now_ms
         if len(tokens) % TOKENS == 0:
-            self.session_keys[session].add(keys_of(tokens)[-1].tobytes())
-            self.run(self.rig.ask(Remove(keys_of(tokens)[-1:])))  # its bytes are not those of `fill_of`
-            self.session_keys[session].discard(keys_of(tokens)[-1].tobytes())
+            gone = keys_of(tokens)[-1:]
+            self.run(self.rig.ask(Remove(gone)))  # its bytes are not those of `fill_of`
+            for mine in self.session_keys.values():
+                mine.discard(gone.tobytes())
             if (
                 before is not None
                 and before[0] == tuple(tokens[: len(before[0])])
