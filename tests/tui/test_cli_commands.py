@@ -443,7 +443,8 @@ def test_rules_are_for_prometheus(tmp_path: Path, capsys: Captured) -> None:
 
 def test_playbooks_are_listed_shown_and_linted(capsys: Captured) -> None:
     _, out, _ = run(capsys, "playbook", "list")
-    assert len(out.splitlines()) == 11
+    catalog = sorted(path.stem for path in (ROOT / "playbooks" / "catalog").glob("*.md"))
+    assert [line.split()[0] for line in out.splitlines()[1:]] == catalog
     code, out, _ = run(capsys, "playbook", "show", "stuck-transfer")
     assert code == 0
     assert "## Mitigation" in out
