@@ -170,7 +170,7 @@ def prefix_capacity_miss(cast: Cast) -> Stage:
         kind.keeps = False
         kind.think = Lengths(40, 0.6, 5, 200)
     return made.stage(
-        Truth("prefix-capacity-miss", {}, None, why="the pool holds half a minute of new blocks"), warm_s=480.0
+        Truth("prefix-capacity-miss", {}, None, why="the pool holds half a minute of new blocks"), warm_s=240.0
     )
 
 

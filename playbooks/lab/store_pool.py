@@ -28,7 +28,7 @@ class Chunk:
     tokens: int
     last_use: float
     holders: set[int] = field(default_factory=set)
-    leased_until: float = 0.0
+    leased_until: float = float("-inf")
     pins: int = 0
 
     @property

@@ -74,7 +74,7 @@ class StoreShard:
         self.sessions: dict[int, Session] = {}
         self.ttl: dict[str, float] = {}
         self.started, self.cpu = now, 0.2
-        self._free_at = self._flush_end = self._group_start = 0.0
+        self._free_at = self._flush_end = self._group_start = float("-inf")
         self._group = 0
         self._ending: list[tuple[float, str]] = []
         self._asked: Counter[str] = Counter()
