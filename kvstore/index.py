@@ -174,8 +174,7 @@ def _first_way(hits: Words) -> Slots:
     """The lowest byte of each word that is 1 (0 where none is): isolated, then turned into its number by one multiply,
     which shifts the byte that holds the number to the top."""
     lowest = hits & (~hits + np.uint64(1))
-    with np.errstate(over="ignore"):
-        return np.asarray(lowest * _WAY_NUMBERS >> np.uint64(56), np.int64)
+    return (lowest * _WAY_NUMBERS >> np.uint64(56)).astype(np.int64)
 
 
 def _tags(keys: Keys) -> Words:

@@ -130,8 +130,12 @@ def mix(keys: Keys, seed: int = 0) -> npt.NDArray[np.uint64]:
     splitmix64's finaliser (Steele, Lea, Flood 2014) over the folded words: a whole column at once, where xxh3 would be
     one call a key (0.3 µs each: more than the budget of a thousand-key lookup).
     """
-    with np.errstate(over="ignore"):
-        word = keys[:, 0] ^ (keys[:, 3] * _MIX_A) ^ (keys[:, 1] + np.uint64(seed) * _MIX_B)
-        word = (word ^ word >> np.uint64(30)) * _MIX_B
-        word = (word ^ word >> np.uint64(27)) * _MIX_C
-        return np.asarray(word ^ word >> np.uint64(31), np.uint64)
+    word: npt.NDArray[np.uint64] = keys[:, 3] * _MIX_A
+    word ^= keys[:, 0]
+    word ^= keys[:, 1] + np.uint64(seed * int(_MIX_B) & 0xFFFFFFFFFFFFFFFF)
+    word ^= word >> np.uint64(30)
+    word *= _MIX_B
+    word ^= word >> np.uint64(27)
+    word *= _MIX_C
+    word ^= word >> np.uint64(31)
+    return word
