@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class Memory:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, access)
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+        self._close: weakref.finalize[[int], Memory] | None = None
 
     @classmethod
     def create(cls, name: str, size: int, *, readers_cannot_write: bool) -> Memory:
@@ -44,6 +46,7 @@ class Memory:
         except BaseException:
             os.close(fd)
             raise
+        memory._close = weakref.finalize(memory, os.close, fd)
         return memory
 
     @classmethod
@@ -61,10 +64,13 @@ class Memory:
         return cls(fd, size, writable=writable)
 
     def close(self) -> None:
-        """Close the descriptor. The mapping lives as long as an array looks at it."""
-        if self.fd >= 0:
+        """Close the descriptor. The mapping lives as long as an array looks at it. A memory that was made here closes
+        itself when nobody has it any more."""
+        if self._close is not None:
+            self._close()
+        elif self.fd >= 0:
             os.close(self.fd)
-            self.fd = -1
+        self.fd = -1
 
 
 class Arena:

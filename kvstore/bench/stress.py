@@ -251,13 +251,18 @@ class Reader:
 
 def _serve(writer: Writer, lessors: list[socket.socket], children: list[subprocess.Popen[bytes]]) -> None:
     """Write and lease until every reader is done."""
+    by_fd = {lessor.fileno(): lessor for lessor in lessors}
+    asking = select.poll()
+    for fd in by_fd:
+        asking.register(fd, select.POLLIN)
     while any(child.poll() is None for child in children):
         for _ in range(32):
             writer.step()
-            for lessor in select.select(lessors, [], [], 0)[0]:
+            for fd, _ in asking.poll(0):
+                lessor = by_fd[fd]
                 request = lessor.recv(_REQUEST.size, socket.MSG_WAITALL)
                 if not request:
-                    lessors.remove(lessor)
+                    asking.unregister(fd)
                     continue
                 lessor.sendall(_GRANT.pack(*writer.grant(_REQUEST.unpack(request)[0])))
 

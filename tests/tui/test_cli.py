@@ -14,7 +14,7 @@ from tui.commands import COMMANDS
 from tui.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
-LATER = ("export", "dashboard", "trace", "lab")
+LATER = ("export", "dashboard", "trace")
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     ("words", "says"),
     [
         (["onc"], "did you mean `kvtop once`"),
-        (["help", "lab"], "no command 'lab'"),
+        (["help", "trace"], "no command 'trace'"),
         (["once", "--no-such"], "unrecognized arguments: --no-such"),
         (["--no-such"], "unrecognized arguments: --no-such"),
         (["query"], "EXPR"),
