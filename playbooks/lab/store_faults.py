@@ -68,7 +68,7 @@ def session_leak(cast: Cast) -> Stage:
         made.kind.closes = 1.0 - share
 
     truth = made.on_class("session-leak", made.onset, f"{share:.0%} of the conversations never close their session")
-    return made.stage(truth, seconds=420.0, events=[(made.onset, leak)])
+    return made.stage(truth, seconds=600.0, events=[(made.onset, leak)])
 
 
 @scenario("store-ttl-too-short")
