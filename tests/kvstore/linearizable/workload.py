@@ -31,6 +31,8 @@ DEADLINE_MS = 30_000
 """Long: on a crowded host an operation without an answer would only be lost to the check."""
 _TAILS = 1 << 20
 _PAUSE_S = 0.0005
+_AHEAD = 200
+"""Operations that writers or readers may be ahead of their share."""
 
 
 def layout_of(layers: int) -> Layout:
@@ -120,10 +122,12 @@ class Writer:
         self._state = {s: (0, 0, np.zeros(plan.rows(s), np.uint64)) for s in self._mine}
 
     async def run(self) -> None:
-        """Until the plan's number of versions."""
+        """Until the plan's number of versions; never far ahead of what the readers can keep up with."""
         for turn in itertools.count():
             if self.board.writes[self.number] >= self.plan.versions:
                 return
+            while self.plan.reads_per_write * self.board.writes.sum() > self.board.reads.sum() + _AHEAD:
+                await asyncio.sleep(_PAUSE_S)
             for session in self._mine:
                 await self._next_version(session)
             if self._shared:
@@ -231,7 +235,7 @@ class Reader:
         """Until the writers are done, at most `reads_per_write` as many operations as theirs."""
         while not self.board.done[: self.plan.writers].all():
             self.board.reads[self.number] = len(self.recorder)
-            if self.board.reads.sum() > self.plan.reads_per_write * self.board.writes.sum():
+            if self.board.reads.sum() > self.plan.reads_per_write * self.board.writes.sum() + _AHEAD:
                 time.sleep(_PAUSE_S)
                 continue
             session = int(self._random.integers(len(self.plan.sessions)))
