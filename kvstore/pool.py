@@ -24,7 +24,10 @@ from kvstore.keys import Keys, parts
 
 LEASE_GRACE_MS = 50
 """A slot rests so long after a lease's end: the reader's own clock ends it earlier by its margin (policy)."""
-_SAMPLE = 48
+_SAMPLE = 512
+_GO_AT_ONCE = 32
+"""One in so many of a sample goes at once. Replayed conversations in a pool of 10,000 windows (strict LRU: 0.211 prefix
+hits) get 0.169 with a quarter of 48, 0.201 with 1/16 of 256, 0.206 with 1/32 of 512, for much the same work."""
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -133,9 +136,9 @@ class Pool:
         if not len(victims):
             return False
         oldest = victims[np.argsort(self._extents.tick[victims], kind="stable")]
-        # A sample's newest extents are no candidates: at most a quarter of it goes at once.
+        # A sample's newer extents are no candidates.
         enough = int(np.searchsorted(np.cumsum(self._extents.live[oldest]), wanted)) + 1
-        self._evict(oldest[: min(enough, max(1, len(oldest) // 4))], "capacity", now_ms)
+        self._evict(oldest[: min(enough, max(1, len(oldest) // _GO_AT_ONCE))], "capacity", now_ms)
         return True
 
     def _clear_run(self, n: int, now_ms: int) -> Slots:
