@@ -7,7 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py,$(wildcard benchmarks/*.py))
+# linearizable.py takes a quarter of an hour and more: by itself.
+BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help demo test lint format types unit bench test-vllm clean
 

@@ -54,9 +54,10 @@ class _Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Keys that made room: `keys [n, 4]`, their idle time in ms, `reason` capacity or run."""
+    """Keys that made room: `keys [n, 4]` from `slots [n]`, their idle time in ms, `reason` capacity or run."""
 
     keys: Keys
+    slots: Slots
     idle_ms: Slots
     reason: str
 
@@ -112,37 +113,63 @@ class Pool:
         self.bitmap.release(slots)
 
     def _make_room(self, n: int, one_run: bool, now_ms: int) -> Slots:
+        """Evict what it takes; whatever cannot be had is refused before anything goes."""
         self.sweep(now_ms)
         slots = self.bitmap.allocate(n, one_run=one_run)
-        while slots is None and self.bitmap.free < n:
-            if not self._evict_oldest(n - self.bitmap.free, now_ms):
-                raise PoolExhausted(
-                    f"{n} blocks asked, {self.bitmap.free} of {len(self)} free, and nothing may be evicted: the others "
-                    "are leased, pinned, held by sessions or being written"
-                )
+        if slots is not None:
+            return slots
+        if one_run:
+            self._clearable_run(n, now_ms)
+        if self.bitmap.free < n:
+            self._evict(self._victims(n - self.bitmap.free, now_ms), "capacity", now_ms)
             slots = self.bitmap.allocate(n, one_run=one_run)
         if slots is None:
-            slots = self._clear_run(n, now_ms)
+            start = self._clearable_run(n, now_ms)
+            inside = np.unique(self._extents.of_slot[start : start + n])
+            self._evict(inside[inside >= 0], "run", now_ms)
+            slots = self.bitmap.allocate(n, one_run=True)
+        assert slots is not None, "room was made, and is not there"
         return slots
 
-    def _evict_oldest(self, wanted: int, now_ms: int) -> bool:
-        """Evict the oldest extents of a sample until `wanted` slots came free or the sample is spent."""
-        sample = np.unique(self._extents.of_slot[self._random.integers(0, len(self), _SAMPLE)])
-        sample = sample[sample >= 0]
-        victims = sample[self._extents.evictable(sample, now_ms)]
-        if not len(victims):
-            everyone = self._extents.alive()
-            victims = everyone[self._extents.evictable(everyone, now_ms)]
-        if not len(victims):
-            return False
-        oldest = victims[np.argsort(self._extents.tick[victims], kind="stable")]
-        # A sample's newer extents are no candidates.
-        enough = int(np.searchsorted(np.cumsum(self._extents.live[oldest]), wanted)) + 1
-        self._evict(oldest[: min(enough, max(1, len(oldest) // _GO_AT_ONCE))], "capacity", now_ms)
-        return True
+    def _victims(self, wanted: int, now_ms: int) -> Slots:
+        """Old extents that have `wanted` slots between them; `PoolExhausted` when all that may go have not."""
+        chosen = np.zeros(0, np.int64)
+        while True:
+            drawn = self._extents.of_slot[self._random.integers(0, len(self), _SAMPLE)]
+            sample = np.setdiff1d(drawn[drawn >= 0], chosen)
+            oldest = self._oldest(sample, now_ms)
+            if not len(oldest):
+                break
+            # A sample's newer extents are no candidates.
+            chosen = np.concatenate([chosen, oldest[: max(1, len(oldest) // _GO_AT_ONCE)]])
+            enough = self._enough(chosen, wanted)
+            if enough:
+                return chosen[:enough]
+        everyone = self._oldest(self._extents.alive(), now_ms)
+        enough = self._enough(everyone, wanted)
+        if not enough:
+            raise self._exhausted(wanted + self.bitmap.free)
+        return everyone[:enough]
 
-    def _clear_run(self, n: int, now_ms: int) -> Slots:
-        """One run of `n` by evicting what lies in it; `NoRun` when something that must stay lies in every one."""
+    def _oldest(self, extents: Slots, now_ms: int) -> Slots:
+        """Those of `extents` that may go, the longest unused first."""
+        may_go = extents[self._extents.evictable(extents, now_ms)]
+        ordered: Slots = may_go[np.argsort(self._extents.tick[may_go], kind="stable")]
+        return ordered
+
+    def _enough(self, extents: Slots, wanted: int) -> int:
+        """How many of `extents`, from the first on, have `wanted` slots that eviction frees; 0 when all have not."""
+        freed = np.cumsum(self._extents.live[extents])
+        return int(np.searchsorted(freed, wanted)) + 1 if len(freed) and freed[-1] >= wanted else 0
+
+    def _exhausted(self, n: int) -> PoolExhausted:
+        return PoolExhausted(
+            f"{n} blocks asked, {self.bitmap.free} of {len(self)} free, and too few may be evicted: the others are "
+            "leased, pinned, held by sessions or being written"
+        )
+
+    def _clearable_run(self, n: int, now_ms: int) -> int:
+        """Where a run of `n` is free or may be evicted, the tightest; `NoRun`, or `PoolExhausted` without any room."""
         everyone = self._extents.alive()
         may_go = np.zeros(len(self._extents), np.bool_)
         may_go[everyone] = self._extents.evictable(everyone, now_ms)
@@ -151,17 +178,13 @@ class Pool:
         starts, lengths = runs_of(clearable)
         fits = np.flatnonzero(lengths >= n)
         if not len(fits):
+            if int(lengths.sum()) < n:
+                raise self._exhausted(n)
             raise NoRun(
                 f"a run of {n} blocks asked: {self.bitmap.free} blocks are free, the longest run that is free or "
-                f"evictable has {int(lengths.max(initial=0))}"
+                f"evictable has {int(lengths.max())}"
             )
-        start = int(starts[fits[int(np.argmin(lengths[fits]))]])
-        inside = np.unique(of_slot[start : start + n])
-        self._evict(inside[inside >= 0], "run", now_ms)
-        slots = self.bitmap.allocate(n, one_run=True)
-        if slots is None:
-            raise NoRun(f"a run of {n} blocks asked, and none came free")
-        return slots
+        return int(starts[fits[int(np.argmin(lengths[fits]))]])
 
     def _evict(self, extents: Slots, reason: str, now_ms: int) -> None:
         for extent in extents.tolist():
@@ -169,7 +192,7 @@ class Pool:
             # Resting slots are the sweeper's: they would be freed twice.
             live = slots[self._phase[slots] == _Phase.PUBLISHED]
             idle = np.full(len(live), now_ms - int(self._extents.used_ms[extent]), np.int64)
-            self._evicted.append(Evicted(self._keys[live], idle, reason))
+            self._evicted.append(Evicted(self._keys[live], live, idle, reason))
             self.index.remove(self._keys[live])
             self._free(live)
 

@@ -82,14 +82,12 @@ def make_shard(settings: Settings) -> Shard:
     shard = Shard.create(
         settings.layout,
         settings.blocks,
-        naive_bitmap=settings.naive_bitmap,
+        bitmap=NaiveBitmap(settings.blocks, drain_s=settings.drain_us / 1e6) if settings.naive_bitmap else None,
         number=settings.shard,
         log=log,
         durability=settings.durability,
         meters=meters,
     )
-    if settings.naive_bitmap:
-        shard.pool.bitmap = NaiveBitmap(settings.blocks, drain_s=settings.drain_us / 1e6)
     shard.recover()
     return shard
 

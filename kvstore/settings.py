@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
 import tempfile
@@ -43,6 +44,11 @@ class Settings:
             raise BadRequest(f"a shard needs at least one block, not {self.blocks}")
         if not 0 <= self.shard < self.shards:
             raise BadRequest(f"shard {self.shard} of {self.shards}: shards are numbered from 0")
+        if not _loopback(self.host):
+            raise BadRequest(
+                f"{self.host} is no loopback address, and this release has no encryption between hosts: listen on "
+                "127.0.0.1 or ::1"
+            )
         if self.placement not in KINDS:
             raise BadRequest(f"no placement {self.placement!r}; there are {', '.join(KINDS)}")
         if self.durability and self.log_dir is None:
@@ -54,6 +60,13 @@ class Settings:
         if len(os.fsencode(path)) > _LONGEST_SOCKET:
             raise BadRequest(f"run directory {path.parent} is too long for a Unix socket: choose a shorter --run-dir")
         return path
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def default_run_dir() -> Path:

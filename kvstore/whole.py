@@ -10,7 +10,8 @@ import time
 import numpy as np
 
 from kvstore.arena import headers_of
-from kvstore.header import HEADER_BYTES, Bytes, header_sums, sums
+from kvstore.checks import judge
+from kvstore.header import Bytes
 from kvstore.locations import LEASE_MARGIN_MS, Blocks, Locations
 from kvstore.shards import Shards
 
@@ -32,18 +33,12 @@ def get_whole(
     if not verify and (peer.generations(slots) != generations).any():
         return None
     descriptors = peer.read(slots, None, out)
-    rows = headers_of(out)
-    seen = rows["generation"]
-    if (seen != generations).any() or (seen & np.uint64(1)).any() or (rows["key"] != at.keys).any():
+    if judge(out, at.keys, generations, block_bytes, verify=verify).any():
         return None
-    if verify:
-        data = out[:, HEADER_BYTES : HEADER_BYTES + block_bytes]
-        if (rows["data_sum"] != sums(data)).any() or (rows["header_sum"] != header_sums(out)).any():
-            return None
-    elif (peer.generations(slots) != generations).any():
+    if not verify and (peer.generations(slots) != generations).any():
         return None
     count = len(slots)
     shards.tallies[number].read(
         slots, generations, count, count * block_bytes, descriptors, time.perf_counter() - began
     )
-    return Blocks(out, np.zeros(count, np.int8), block_bytes), int(rows["clock"].max())
+    return Blocks(out, np.zeros(count, np.int8), block_bytes), int(headers_of(out)["clock"].max())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,10 +22,6 @@ from kvstore.log.stats import LogStats, WalMeters
 from kvstore.log.ticket import Ticket
 from kvstore.log.timer import NativeTimer
 from kvstore.log.writer import Writer
-
-SWITCH_INTERVAL_S = 0.0005
-"""The flusher takes the interpreter's lock again after each system call; at Python's 5 ms a busy event loop would hold
-every group up by as much, several times over. Set for the whole process when a log is opened."""
 
 
 class Log:
@@ -62,7 +57,6 @@ class Log:
         except BaseException:
             self._lock.close()
             raise
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self._flusher.start()
 
     damaged_blocks = 0

@@ -70,7 +70,9 @@ class Core:
     def _note_evicted(self) -> None:
         for evicted in self.pool.drain_evicted():
             self.ghosts.add(evicted.keys, Miss.EVICTED)
-            self.journal.dropped(evicted.keys, Kind.EVICT, self.clock.now)
+            known = self.journal.logged[evicted.slots]
+            self.journal.logged[evicted.slots] = False
+            self.journal.dropped(evicted.keys[known], Kind.EVICT, self.clock.now)
             self.meters.evicted_blocks[evicted.reason] += len(evicted.keys)
             self.meters.block_idle_before_evict_seconds.observe_many(evicted.idle_ms / 1000)
 

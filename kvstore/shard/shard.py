@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvstore.arena import Arena
-from kvstore.bitmap import NaiveBitmap
+from kvstore.bitmap import SlotBitmap
 from kvstore.clock import LamportClock
 from kvstore.errors import BadRequest, DeadlineExceeded, StoreError
 from kvstore.ghosts import Ghosts
@@ -119,10 +119,9 @@ class Shard:
         self._background: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    def create(cls, layout: Layout, blocks: int, *, naive_bitmap: bool = False, **options: Any) -> Shard:
-        """A shard with a new pool of `blocks`; `options` as for `Shard`."""
+    def create(cls, layout: Layout, blocks: int, *, bitmap: SlotBitmap | None = None, **options: Any) -> Shard:
+        """A shard with a new pool of `blocks` slots, kept in `bitmap` (all free); `options` as for `Shard`."""
         arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=True)
-        bitmap = NaiveBitmap(blocks) if naive_bitmap else None
         pool = Pool(arena, Index.create(blocks), bitmap=bitmap, window_blocks=layout.window_blocks)
         return cls(layout, pool, **options)
 

@@ -21,8 +21,9 @@ def make(*, pool: bool) -> Arena:
 @pytest.mark.parametrize("size", [0, 100, 1 << 20])
 @pytest.mark.parametrize("pool", [True, False])
 def test_a_sealed_arena_cannot_be_resized(size: int, pool: bool) -> None:
+    arena = make(pool=pool)
     with pytest.raises(PermissionError):
-        os.ftruncate(make(pool=pool).memory.fd, size)
+        os.ftruncate(arena.memory.fd, size)
 
 
 def test_an_unsealed_arena_is_refused() -> None:
@@ -67,3 +68,13 @@ def test_an_arena_that_holds_no_slot_is_refused() -> None:
     memory = Memory.create("kv-small", 64, readers_cannot_write=False)
     with pytest.raises(StagingRejected, match="holds no slot"):
         Arena(memory, LAYOUT.slot_bytes, LAYOUT.block_bytes)
+
+
+def test_an_arena_that_nobody_has_closes_its_descriptor() -> None:
+    arena = make(pool=False)
+    fd, data = arena.memory.fd, arena.data
+    os.fstat(fd)
+    del arena
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert (data == 0).all(), "the mapping lives as long as somebody looks at it"

@@ -54,6 +54,8 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--memory", "1"], "not even one block"),
         (["serve", "--memory", "900T"], "MiB are free"),
         (["serve", "--listen", "nonsense"], "no address"),
+        (["serve", "--listen", "0.0.0.0:0"], "no loopback address"),
+        (["serve", "--listen", "store.example:7600"], "no loopback address"),
         (["serve", "--session-ttl", "soon"], "no time"),
         (["serve", "--layout", "{"], "not a layout"),
         (["serve", "--layout", "/no/such/file"], "No such file"),

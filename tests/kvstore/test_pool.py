@@ -115,6 +115,23 @@ def test_nothing_claimed_is_evicted() -> None:
     del cached
 
 
+@pytest.mark.parametrize("one_run", [True, False])
+def test_a_refusal_takes_nothing(one_run: bool) -> None:
+    """What is cached must not go for a put that cannot be had anyway."""
+    pool = make(12)
+    for number in range(12):
+        slots = put(pool, number, now=number)
+        if number % 2:
+            pool.hold(slots)
+    with pytest.raises(PoolExhausted, match="7 blocks asked, 0 of 12 free"):
+        pool.reserve(7, one_run=one_run, now_ms=20)
+    with pytest.raises(NoRun):
+        pool.reserve(2, one_run=True, now_ms=20)
+    assert (pool.find(keys_of(*range(12))) >= 0).all()
+    assert pool.drain_evicted() == []
+    assert len(pool.reserve(6, now_ms=21)) == 6
+
+
 def test_a_removed_block_is_gone_at_once_and_rests_while_leased() -> None:
     pool = make(2)
     slots = put(pool, 1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 
 from playbooks.lab.live.plan import Scenario
+from playbooks.lab.shims.build import compiler
 
 
 def _compiler() -> str:
-    return "" if any(map(shutil.which, ("cc", "gcc", "clang"))) else "no C compiler (cc) to build the shim with"
+    return "" if compiler() else "no C compiler (cc) to build the shim with"
 
 
 def _preload() -> str:

@@ -56,7 +56,8 @@ class Draw:
 
     @property
     def kind(self) -> str:
-        return self.rng.choice([kind.name for kind in usual().kinds])
+        kinds = usual().kinds
+        return kinds[self.seed % len(kinds)].name
 
     def by_level(self, mild: float, plain: float, severe: float) -> float:
         """The strength of the level; level 0 has none and must not ask."""

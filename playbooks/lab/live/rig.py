@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.cluster import LocalCluster
-
 from playbooks.engine import Case, diagnose
 from playbooks.grid import Grid
 from playbooks.lab.live.load import Load, Report
@@ -50,7 +48,6 @@ class Rig:
         self.cluster = cluster
         self.traffic = traffic
         self.load = load
-        self._stopped: set[int] = set()
 
     def change(self, load: Load) -> None:
         """From now on the clients behave like this."""
@@ -58,18 +55,8 @@ class Rig:
         self.traffic.change(load)
 
     def signal(self, shard: int, number: signal.Signals) -> None:
-        """Send a signal to a shard's process; a stopped one goes on when the rig is taken down."""
-        os.kill(self.cluster.pids[shard], number)
-        if number == signal.SIGSTOP:
-            self._stopped.add(shard)
-
-    def release(self) -> None:
-        for shard in self._stopped:
-            try:
-                os.kill(self.cluster.pids[shard], signal.SIGCONT)
-            except ProcessLookupError:
-                continue
-        self._stopped.clear()
+        """Send a signal to a shard's process; the cluster ends stopped ones too."""
+        self.cluster.kill(shard, number)
 
 
 def rehearse(
@@ -96,10 +83,7 @@ def rehearse(
         Traffic(cluster.file, plan.layout, plan.load, seed) as traffic,
     ):
         rig = Rig(cluster, traffic, plan.load)
-        try:
-            watched = asyncio.run(_watch(rig, plan, seconds or plan.seconds, recording, progress))
-        finally:
-            rig.release()
+        watched = asyncio.run(_watch(rig, plan, seconds or plan.seconds, recording, progress))
         report = traffic.report()
     truth = _with_instance(plan.truth, cluster)
     return Outcome(scenario.name, level, seed, truth, watched.diagnosis, report, watched.struck_s, recording)
