@@ -99,13 +99,6 @@ class BadRequest(StoreError):
     reason = "bad_request"
 
 
-class NotTheOwner(StoreError):
-    """The key's home is another shard under the current placement epoch."""
-
-    code = 13
-    reason = "not_owner"
-
-
 class LogFailed(StoreError):
     """The log could not be written or flushed; the shard stops, since what was acknowledged may not be durable."""
 

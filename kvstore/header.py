@@ -40,8 +40,3 @@ def header_sums(slots: Bytes) -> Words:
     """The sum that each header of `slots` `[n, slot_bytes]` should carry."""
     digest = xxhash.xxh3_64_intdigest
     return np.fromiter((digest(row) for row in slots[:, :SUMMED_BYTES]), np.uint64, len(slots))
-
-
-def seal(slots: Bytes, rows: Headers) -> None:
-    """Fill in `header_sum` of `rows` (a view of the headers of `slots`); all other fields must be final."""
-    rows["header_sum"] = header_sums(slots)
