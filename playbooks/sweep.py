@@ -36,6 +36,8 @@ class Check:
     core: str | None
     sticky: bool
     unless: Test | None = None
+    now: bool = False
+    """Only the last step counts, whatever held before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ def _check(body: Mapping[str, Any]) -> Check:
         says=body["says"],
         relative_to=body.get("relative_to"),
     )
-    return Check(test, body["scope"], body.get("core"), bool(body.get("sticky", False)), _unless(body))
+    sticky, now = bool(body.get("sticky", False)), bool(body.get("now", False))
+    return Check(test, body["scope"], body.get("core"), sticky, _unless(body), now)
 
 
 def _unless(body: Mapping[str, Any]) -> Test | None:
@@ -105,7 +108,7 @@ def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable
     for check in (*_unless_told(checks(), objectives), *objectives):
         for member in members.get(check.scope, ()):
             answer, value = _ask(bench, check, member)
-            if check.core is not None:
+            if check.core is not None and not (check.now and answer is Answer.UNKNOWN):
                 said[check.core].append(answer)
             if answer is Answer.TRUE:
                 sentence = fill(check.test.says, value, check.test.threshold)
@@ -138,7 +141,7 @@ def _unless_told(packaged: Iterable[Check], objectives: Sequence[Check]) -> Iter
 def _ask(bench: Bench, check: Check, member: Member) -> tuple[Answer, float]:
     answered = bench.answer(check.test, member)
     hold = STICKY_HOLD_MS if check.sticky else DEFAULT_HOLD_MS
-    need = hold_steps(hold, bench.grid.step_ms, len(answered.answers))
+    need = 1 if check.now else hold_steps(hold, bench.grid.step_ms, len(answered.answers))
     answer, window = trailing(answered.answers, need), answered.values[-need:]
     if check.sticky and answer is not Answer.TRUE:
         past = episodes(answered.answers, need)
