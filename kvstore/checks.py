@@ -6,9 +6,10 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from kvstore.arena import headers_of
-from kvstore.header import HEADER_BYTES, Bytes, header_sums, sums
+from kvstore.header import HEADER_BYTES, SUMMED_BYTES, Bytes, header_sums, sums
 from kvstore.keys import Keys
 
 Words = npt.NDArray[np.uint64]
@@ -38,3 +39,28 @@ def judge(
         whole = (rows["data_sum"] == sums(data)) & (rows["header_sum"] == header_sums(slots))
         verdicts[same & ~whole] = Verdict.TORN
     return verdicts
+
+
+_GENERATION, _CLOCK, _DATA_SUM, _HEADER_SUM = 4, 5, 10, 11
+"""Words of `header.HEADER`."""
+_HEAD_BYTES = 96
+
+
+def all_good(slots: Bytes, keys: Keys, generations: Words, block_bytes: int, *, verify: bool) -> int | None:
+    """The newest clock if `judge` would find every row OK, else None: a third of its time for a few dozen rows."""
+    head = slots[:, :_HEAD_BYTES].copy().view(np.uint64)
+    if (head[:, _GENERATION] != generations).any() or (head[:, :4] != keys).any():
+        return None
+    if verify and not _sums_hold(slots, head, block_bytes):
+        return None
+    return int(head[:, _CLOCK].max())
+
+
+def _sums_hold(slots: Bytes, head: Words, block_bytes: int) -> bool:
+    digest, step = xxhash.xxh3_64_intdigest, slots.shape[1]
+    copied = memoryview(slots.reshape(-1))  # type: ignore[arg-type]  # arrays have the buffer protocol
+    firsts = range(0, len(slots) * step, step)
+    if [digest(copied[at : at + SUMMED_BYTES]) for at in firsts] != head[:, _HEADER_SUM].tolist():
+        return False
+    data = [digest(copied[at + HEADER_BYTES : at + HEADER_BYTES + block_bytes]) for at in firsts]
+    return bool(data == head[:, _DATA_SUM].tolist())

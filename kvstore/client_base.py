@@ -52,6 +52,12 @@ class ClientBase:
         """Room for a get of `n` blocks, `[n, slot_bytes]`: what is read often should go to the same place."""
         return buffer(n, self.layout.slot_bytes)
 
+    def _saw(self, clock: int) -> None:
+        """Blocks carry clocks too: what is done after a read is later than what was read."""
+        if clock > self.clock.now:
+            with self._clock_lock:
+                self.clock.merge(clock)
+
     def _deadline(self, deadline_ms: int | None) -> Deadline:
         return Deadline(self.deadline_ms if deadline_ms is None else deadline_ms)
 

@@ -183,12 +183,6 @@ class Reads(ClientBase):
             self._saw(int((clocks if good.all() else clocks[good]).max()))
         return blocks
 
-    def _saw(self, clock: int) -> None:
-        """Blocks carry clocks too: what is done after a read is later than what was read."""
-        if clock > self.clock.now:
-            with self._clock_lock:
-                self.clock.merge(clock)
-
     # --- leases ---------------------------------------------------------------------------------------------------
 
     async def renew(self, located: Locations, lease_ms: int, *, deadline_ms: int | None = None) -> None:

@@ -104,13 +104,17 @@ class Puts(ClientBase):
         trace: str = "",
     ) -> m.Published:
         """New versions of a session's tails (see `messages.Append`); all `keys` must have one home, or are sent home by
-        home, each an append of its own. Raises `TailConflict`, `SessionUnknown`, and what `put` raises."""
+        home, each an append of its own. Raises `TailConflict`, `SessionUnknown`, and what `put` raises.
+
+        A later get of these keys, by anybody, sees this append or what came after it with `min_clock=answer.need`."""
         keys = key_columns(keys)
         n = len(keys)
         data = as_blocks(blocks, self.layout)
         seen = np.full(n, expected, np.uint64) if isinstance(expected, int) else np.asarray(expected, np.uint64)
         if not len(data) == len(seen) == n:
             raise BadRequest(f"{n} keys, {len(data)} blocks, {len(seen)} expected clocks: not one a key")
+        if n:
+            self._saw(int(seen.max()))  # told by somebody else, perhaps: what follows it must be later
         deadline = self._deadline(deadline_ms)
         answer = unanswered(n)
 

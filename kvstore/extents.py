@@ -23,6 +23,7 @@ class Extents:
         self.leased_until = np.zeros(slots, np.int64)
         self.used_ms = np.zeros(slots, np.int64)
         self.tick = np.zeros(slots, np.int64)
+        self._mark = np.zeros(slots, np.bool_)
         self._spare = np.arange(slots - 1, -1, -1, dtype=np.int64)
         self._spares = slots
         self._now = 0
@@ -60,6 +61,16 @@ class Extents:
         run = np.arange(self.start[extent], self.start[extent] + self.length[extent], dtype=np.int64)
         inside: Slots = run[self.of_slot[run] == extent]
         return inside
+
+    def ids_of(self, slots: Slots) -> Ids:
+        """The extents of `slots`, each once."""
+        ids = self.of_slot[slots]
+        if len(ids) < 64:
+            return np.unique(ids)
+        self._mark[ids] = True
+        found = np.flatnonzero(self._mark)
+        self._mark[found] = False
+        return found
 
     def alive(self) -> Ids:
         """All extents that have slots."""

@@ -1,14 +1,16 @@
-"""A client's link to one shard: control by gRPC, blocks by a transport; comes back when the shard does."""
+"""A client's link to one shard: calls for control, a transport for blocks; comes back when the shard does."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvstore import messages as m
 from kvstore import wire
+from kvstore.calls import Broken, Calls, TimedOut, Unfit
+from kvstore.calls.frames import FrameCalls
 from kvstore.clock import LamportClock
 from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
@@ -16,19 +18,8 @@ from kvstore.layout import Layout
 from kvstore.transport import Peer, Transport
 from probes.instrument import current_traceparent
 
-if TYPE_CHECKING:
-    import grpc.aio
-
 DESCRIBE = f"/{wire.SERVICE}/Describe"
 CONNECT_MS = 2_000
-_OPTIONS = [
-    ("grpc.max_receive_message_length", wire.MAX_BYTES),
-    ("grpc.max_send_message_length", wire.MAX_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from a channel that failed before
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-]
 _MAY_HAVE_BEEN_DONE = (m.Put, m.Append, m.Remove)
 
 
@@ -52,15 +43,14 @@ class Link:
         self._clock = clock
         self._name = name
         self._lost = lost
-        self._channel: grpc.aio.Channel | None = None
-        self._methods: dict[type[Any], Any] = {}
+        self._calls: Calls | None = None
         self._connecting = asyncio.Lock()
         self._instance = ""
 
     @property
     def up(self) -> bool:
         """A peer is there, lives, and knows us: about a microsecond."""
-        return self.peer is not None and self.peer.connected()
+        return self.peer is not None and self.peer.connected() and self._calls is not None and not self._calls.closed
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -100,7 +90,7 @@ class Link:
             )
             try:
                 data = await self._send(message, wire.pack_request(envelope, message), deadline)
-            except _Interrupted as error:
+            except Broken as error:
                 if deadline.passed or isinstance(message, _MAY_HAVE_BEEN_DONE):
                     raise ShardUnavailable(f"shard {self._who()}: {error}") from None
                 await asyncio.sleep(min(0.005, deadline.left_s))
@@ -113,50 +103,38 @@ class Link:
 
     async def drop(self) -> None:
         """Forget the connection; tells `lost` when the process behind it has ended."""
-        peer, channel = self.peer, self._channel
-        self.peer, self._channel = None, None
-        self._methods.clear()
+        peer, calls = self.peer, self._calls
+        self.peer, self._calls = None, None
         if peer is not None:
             if not peer.alive():
                 self._lost(self)
             peer.close()
-        if channel is not None:
-            await channel.close()
+        if calls is not None:
+            await calls.close()
+
+    async def use(self, calls: Calls) -> None:
+        """Ask over `calls` from now on, until the connection is made anew (for benches and tests)."""
+        before, self._calls = self._calls, calls
+        if before is not None:
+            await before.close()
 
     async def _send(self, message: Any, request: bytes, deadline: Deadline) -> bytes:
-        import grpc
-        import grpc.aio
-
+        if self._calls is None:
+            raise Broken("the connection was closed")
         try:
-            reply: bytes = await self._method(type(message))(request, timeout=deadline.left_s)
-            return reply
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Somebody dropped the channel under us: gRPC tells us so as if we had been cancelled.
-            raise _Interrupted("the connection was closed") from None
-        except grpc.aio.AioRpcError as error:
-            code, why = error.code(), error.details() or error.code().name
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return await self._calls.call(type(message), request, deadline.left_s)
+        except TimedOut:
             if isinstance(message, _MAY_HAVE_BEEN_DONE):
                 raise DeadlineExceeded(
                     f"shard {self._who()} has not answered within {deadline.allowed_ms:g} ms; it may have been done"
-                )
-            raise self._silent(deadline)
-        if code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED):
-            raise BadRequest(f"shard {self._who()}: {why}")
-        if self.peer is not None and not self.peer.alive():
-            raise ShardUnavailable(f"shard {self._who()}: its process has ended")
-        raise _Interrupted(why)
-
-    def _method(self, message: type[Any]) -> Any:
-        method = self._methods.get(message)
-        if method is None:
-            if self._channel is None:
-                raise _Interrupted("the connection was closed")
-            method = self._methods[message] = self._channel.unary_unary(wire.method_path(message))
-        return method
+                ) from None
+            raise self._silent(deadline) from None
+        except Unfit as error:
+            raise BadRequest(f"shard {self._who()}: {error}") from None
+        except Broken:
+            if self.peer is not None and not self.peer.alive():
+                raise ShardUnavailable(f"shard {self._who()}: its process has ended") from None
+            raise
 
     async def _connect(self, deadline: Deadline) -> None:
         described = await self._describe(deadline)
@@ -166,14 +144,32 @@ class Link:
             peer.close()
             raise ShardUnavailable(f"{self.address} was shard {self.number} and now says that it is shard {number}")
         self.number = number
-        # A Unix socket is the shorter way to a shard on this host, and only its own user can open it.
-        self._channel = _channel(str(peer.facts.get("grpc") or self.address))
+        try:
+            self._calls = await self._open_calls(peer, deadline)
+        except BaseException:
+            peer.close()
+            raise
         self.peer = peer
+
+    async def _open_calls(self, peer: Peer, deadline: Deadline) -> Calls:
+        """Frames on a Unix socket where the shard is on this host, gRPC elsewhere."""
+        from kvstore.calls.rpc import RpcCalls
+
+        path = peer.facts.get("calls")
+        if self._transport.name != "mapped" or not path:
+            return RpcCalls(self.address)
+        try:
+            return await FrameCalls.connect(str(path), deadline.left_s)
+        except (OSError, TimeoutError) as error:
+            why = getattr(error, "strerror", None) or "no answer within the deadline"
+            raise ShardUnavailable(f"shard {self._who()}: its socket {path} cannot be reached: {why}") from None
 
     async def _describe(self, deadline: Deadline) -> dict[str, Any]:
         import grpc.aio
 
-        channel = _channel(self.address)
+        from kvstore.calls.rpc import channel_to
+
+        channel = channel_to(self.address)
         try:
             ask: Any = channel.unary_unary(DESCRIBE)
             described = json.loads(await ask(b"", timeout=deadline.left_s))
@@ -195,13 +191,3 @@ class Link:
 
     def _silent(self, deadline: Deadline) -> ShardUnavailable:
         return ShardUnavailable(f"shard {self._who()} has not answered within {deadline.allowed_ms:g} ms")
-
-
-class _Interrupted(Exception):  # noqa: N818 - not an error of the store, only a reason to look again
-    """The connection broke while an answer was due."""
-
-
-def _channel(address: str) -> grpc.aio.Channel:
-    import grpc.aio
-
-    return grpc.aio.insecure_channel(address, _OPTIONS)

@@ -128,6 +128,16 @@ class Published:
     clock: Words
     existed: Flags
 
+    @property
+    def need(self) -> int:
+        """The `min_clock` of a get that must see this append, one number for all its shards; 0 without rows.
+
+        Clocks of one append differ from shard to shard. But each of them follows the message, which followed every
+        version that the append continued, on whichever shard (Lamport): so the least of them is later than all that
+        was there before, and none of them is earlier.
+        """
+        return int(self.clock.min()) if len(self.clock) else 0
+
 
 @dataclass(frozen=True, slots=True)
 class TailMatch:

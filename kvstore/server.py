@@ -1,4 +1,4 @@
-"""One shard as a process: gRPC for control, the door for descriptors, a sweeper, heartbeats to its peers."""
+"""One shard as a process: calls (gRPC, frames), the door for descriptors, a sweeper, heartbeats to its peers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore import messages as m
 from kvstore import wire
 from kvstore.addresses import read_cluster
+from kvstore.calls.frames import FrameServer
 from kvstore.clients import Clients, Connected
 from kvstore.door import PROTOCOL, Door
 from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
@@ -65,6 +66,7 @@ class ShardServer:
         self.metrics_url = ""
         self.failed: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
         self._grpc: grpc.aio.Server | None = None
+        self._frames: FrameServer | None = None
         self._door: Door | None = None
         self._page: MetricsServer | None = None
         self._pidfd = -1
@@ -78,7 +80,7 @@ class ShardServer:
         make_run_dir(self.settings.run_dir or default_run_dir())
         self._grpc = self._new_grpc()
         self.port = _bind(self._grpc, self.settings.host, self.settings.port)
-        self._grpc.add_insecure_port(f"unix:{self._socket('grpc')}")
+        self._frames = FrameServer(self._socket("calls"), self._answer)
         await self._serve_page()
         self._pidfd = os.pidfd_open(os.getpid())
         arena, index = self.shard.pool.arena.memory, self.shard.pool.index.memory
@@ -91,6 +93,7 @@ class ShardServer:
             self._left,
         )
         self._door.open()
+        await self._frames.start()
         await self._grpc.start()
         self._meet()
         self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self.peers.watch())]
@@ -111,8 +114,8 @@ class ShardServer:
             await self._page.close()
         if self._door is not None:
             await self._door.close()
-        if self.port:
-            self._socket("grpc").unlink(missing_ok=True)
+        if self._frames is not None:
+            await self._frames.stop()
         if self._pidfd >= 0:
             os.close(self._pidfd)
         await self.shard.close()
@@ -155,7 +158,7 @@ class ShardServer:
             "session_ttl_ms": self.settings.session_ttl_ms,
             "address": f"{self.settings.host}:{self.port}",
             "door": str(self._socket("door")),
-            "grpc": f"unix:{self._socket('grpc')}",
+            "calls": str(self._socket("calls")),
             "metrics": self.metrics_url,
         }
 
@@ -179,25 +182,31 @@ class ShardServer:
 
     def _handler(self, expected: type[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(data: bytes, _context: Any) -> bytes:
-            self._answering += 1
-            try:
-                if self._ending:
-                    raise ShardUnavailable(f"shard {self.settings.shard} is ending")
-                envelope, message = wire.unpack_request(data)
-                if type(message) is not expected:
-                    raise BadRequest(f"a {type(message).__name__} was sent to the method {expected.__name__}")
-                reply = await self._perform(envelope, message)
-                return wire.pack_reply(self.shard.clock.now, reply)
-            except StoreError as error:
-                self._noticed(error)
-                return wire.pack_error(self.shard.clock.now, error)
-            except Exception:
-                _log.exception("%s failed", expected.__name__)
-                return wire.pack_error(self.shard.clock.now, StoreError("a fault of the shard; its output says more"))
-            finally:
-                self._answering -= 1
+            return await self._answer(data, expected)
 
         return answer
+
+    async def _answer(self, data: bytes, expected: type[Any] | None = None) -> bytes:
+        """The packed reply to a packed request (of the kind that its method names), or its error."""
+        self._answering += 1
+        try:
+            if self._ending:
+                raise ShardUnavailable(f"shard {self.settings.shard} is ending")
+            envelope, message = wire.unpack_request(data)
+            kind = type(message)
+            if kind not in wire.METHODS or kind is not (expected or kind):
+                where = "where only requests go" if expected is None else f"to the method {expected.__name__}"
+                raise BadRequest(f"a {kind.__name__} was sent {where}")
+            reply = await self._perform(envelope, message)
+            return wire.pack_reply(self.shard.clock.now, reply)
+        except StoreError as error:
+            self._noticed(error)
+            return wire.pack_error(self.shard.clock.now, error)
+        except Exception:
+            _log.exception("a request failed")
+            return wire.pack_error(self.shard.clock.now, StoreError("a fault of the shard; its output says more"))
+        finally:
+            self._answering -= 1
 
     async def _perform(self, envelope: m.Envelope, message: Any) -> Any:
         """The answer to one request. What changes the store runs to its end even if the asker gives up."""

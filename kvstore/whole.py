@@ -9,8 +9,7 @@ import time
 
 import numpy as np
 
-from kvstore.arena import headers_of
-from kvstore.checks import judge
+from kvstore.checks import all_good
 from kvstore.header import Bytes
 from kvstore.locations import LEASE_MARGIN_MS, Blocks, Locations
 from kvstore.shards import Shards
@@ -33,7 +32,8 @@ def get_whole(
     if not verify and (peer.generations(slots) != generations).any():
         return None
     descriptors = peer.read(slots, None, out)
-    if judge(out, at.keys, generations, block_bytes, verify=verify).any():
+    newest = all_good(out, at.keys, generations, block_bytes, verify=verify)
+    if newest is None:
         return None
     if not verify and (peer.generations(slots) != generations).any():
         return None
@@ -41,4 +41,4 @@ def get_whole(
     shards.tallies[number].read(
         slots, generations, count, count * block_bytes, descriptors, time.perf_counter() - began
     )
-    return Blocks(out, np.zeros(count, np.int8), block_bytes), int(headers_of(out)["clock"].max())
+    return Blocks(out, np.zeros(count, np.int8), block_bytes), newest

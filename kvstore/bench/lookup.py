@@ -1,7 +1,8 @@
-"""`kvstore bench lookup`: where are a thousand keys? By the mapped index, and by one gRPC call with a lease.
+"""`kvstore bench lookup`: where are a thousand keys? By the mapped index, and by one call, with a lease and without.
 
-One client, one thread, one shard in another process; arms interleaved. *gRPC ping* is an empty call and its answer:
-what a lookup by gRPC cannot be faster than here.
+One thread, one shard in another process; arms interleaved. *socket* is how a client on the shard's host asks (frames on
+a Unix socket), *gRPC* how one on another host does (here over loopback). A *ping* is an empty call and its answer: what
+no lookup by such a call can be faster than.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from kvstore.bench import machine
 from kvstore.bench.rounds import Arm, Times, interleave
+from kvstore.calls.rpc import RpcCalls
 from kvstore.client import DEADLINE_MS, Client
 from kvstore.cluster import LocalCluster
 from kvstore.deadline import Deadline
@@ -27,7 +29,7 @@ LAYOUT = Layout("bench", head_dim=1, block_tokens=16, dtype="uint8")
 
 BATCH = 1000
 LEASE_MS = 1_000
-AIMS_S = {"mapped index": 0.2e-3, "gRPC": 1e-3, "gRPC, leased": 1e-3}
+AIMS_S = {"mapped index": 0.2e-3, "socket": 1e-3, "socket, leased": 1e-3, "gRPC": 1e-3}
 _SETS = 64
 _BURST = 5
 
@@ -39,32 +41,48 @@ async def measure(blocks: int, rounds: int, seed: int = 0) -> dict[str, Any]:
     keys[:, 3] = np.arange(2 * blocks, dtype=np.uint64) % np.uint64(2**20) << np.uint64(32)
     present = keys[:blocks]
     found: dict[str, Any] = {"keys": BATCH, "pool_blocks": blocks, "cases": {}}
-    async with LocalCluster(1, LAYOUT, blocks) as cluster, await Client.connect(cluster.targets, LAYOUT) as client:
+    async with (
+        LocalCluster(1, LAYOUT, blocks) as cluster,
+        await Client.connect(cluster.targets, LAYOUT) as client,
+        await Client.connect(cluster.targets, LAYOUT) as far,
+    ):
+        link = far.shards.links[0]
+        await link.use(RpcCalls(link.address))
         for at in range(0, blocks, 4096):
             part = present[at : at + 4096]
             await client.put(part, np.zeros((len(part), LAYOUT.block_bytes), np.uint8))
         with machine.one_core():
             for case, pool in (("all present", present), ("half present", keys)):
                 sets = [pool[rng.choice(len(pool), BATCH, replace=False)] for _ in range(_SETS)]
-                times = await interleave(_arms(client, sets), rounds, burst=_BURST)
+                times = await interleave(_arms(client, far, sets), rounds, burst=_BURST)
                 found["cases"][case] = {name: _figures(taken) for name, taken in times.items()}
     return found
 
 
-def _arms(client: Client, sets: list[Keys]) -> dict[str, Arm]:
-    async def mapped(number: int) -> None:
-        await client.lookup(sets[number % _SETS])
+def _arms(client: Client, far: Client, sets: list[Keys]) -> dict[str, Arm]:
+    """`far` asks by gRPC."""
 
-    async def called(number: int) -> None:
-        await client.lookup(sets[(number + 1) % _SETS], counted=True)
+    def looks_up(asker: Client, shift: int, **how: Any) -> Arm:
+        async def lookup(number: int) -> None:
+            await asker.lookup(sets[(number + shift) % _SETS], **how)
 
-    async def leased(number: int) -> None:
-        await client.lookup(sets[(number + 2) % _SETS], lease_ms=LEASE_MS)
+        return lookup
 
-    async def ping(number: int) -> None:
-        await client.shards.links[0].call(Ping(), Deadline(DEADLINE_MS))
+    def pings(asker: Client) -> Arm:
+        async def ping(_number: int) -> None:
+            await asker.shards.links[0].call(Ping(), Deadline(DEADLINE_MS))
 
-    return {"mapped index": mapped, "gRPC": called, "gRPC, leased": leased, "gRPC ping": ping}
+        return ping
+
+    return {
+        "mapped index": looks_up(client, 0),
+        "socket": looks_up(client, 1, counted=True),
+        "socket, leased": looks_up(client, 2, lease_ms=LEASE_MS),
+        "socket ping": pings(client),
+        "gRPC": looks_up(far, 3, counted=True),
+        "gRPC, leased": looks_up(far, 4, lease_ms=LEASE_MS),
+        "gRPC ping": pings(far),
+    }
 
 
 def _figures(taken: Times) -> dict[str, float]:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kvstore import messages as m
 from kvstore.client import Client, SyncClient
 from kvstore.cluster import LocalCluster
+from kvstore.deadline import Deadline
 from kvstore.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -22,7 +24,7 @@ from kvstore.errors import (
     ShardUnavailable,
     TailConflict,
 )
-from kvstore.keys import block_keys
+from kvstore.keys import block_keys, tail_digest
 from kvstore.layout import Layout
 from kvstore.locations import State
 from kvstore.messages import Durability, Miss
@@ -223,6 +225,33 @@ async def test_a_tail_grows_and_ends_in_its_full_block(cluster: LocalCluster) ->
 def _digests_in_block(of, tokens):  # type: ignore[no-untyped-def]
     made = chain(tokens[:-1])
     return [*made.tail_digests(), of.digests[-1]]
+
+
+async def test_one_need_holds_on_all_shards_of_an_append_whatever_their_clocks() -> None:
+    with LocalCluster(2, LAYOUT, 64, placement="head-group") as cluster:
+        async with (
+            await Client.connect(cluster.targets, LAYOUT) as client,
+            await Client.connect(cluster.targets, LAYOUT) as busy,
+            await Client.connect(cluster.targets, LAYOUT) as fresh,
+            await client.open_session() as session,
+        ):
+            grown = chain([1, 2, 3])
+            tails = [tail_digest(grown.parent, int(session))]
+            keys = np.concatenate([block_keys(tails, layer, group) for layer in (0, 1) for group in (0, 1)])
+            home = client.shards.home(keys)
+            assert set(home.tolist()) == {0, 1}
+            for _ in range(40):  # one shard's clock runs far ahead of the other's
+                await busy.shards.links[int(home[0])].call(m.Lookup(keys[:1]), Deadline(5000))
+            first = await client.append(session, keys, blocks_for(keys, 1), valid=3, digests=digests_of(grown))
+            grown.extend([4])
+            # Of somebody who has heard of nothing but the versions that it is told to continue.
+            second = await fresh.append(
+                session, keys, blocks_for(keys, 2), valid=4, digests=digests_of(grown), expected=first.clock
+            )
+            assert len(set(second.clock.tolist())) == 2
+            assert first.clock.max() < second.need <= second.clock.min()
+            blocks = await client.get(keys, min_clock=second.need, deadline_ms=2000)
+            assert (blocks.data == blocks_for(keys, 2)).all()
 
 
 async def test_a_get_never_answers_with_less_than_its_step_needs(cluster: LocalCluster) -> None:

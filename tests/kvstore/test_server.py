@@ -246,7 +246,7 @@ async def test_sigterm_flushes_what_was_written_and_ends_with_zero() -> None:
     with LocalCluster(1, LAYOUT, 64, durability="log") as cluster:
         async with await Client.connect(cluster.targets, LAYOUT) as client:
             await client.put(keys, blocks_for(keys), durability=Durability.LOG)
-            sockets = [Path(cluster.facts[0]["door"]), Path(cluster.facts[0]["grpc"].removeprefix("unix:"))]
+            sockets = [Path(cluster.facts[0]["door"]), Path(cluster.facts[0]["calls"])]
             assert all(path.exists() for path in sockets)
             cluster.kill(0, signal.SIGTERM)
             assert cluster.processes[0].returncode == 0
@@ -294,8 +294,11 @@ from kvstore.cluster import LocalCluster
 from tests.kvstore.process_rig import LAYOUT
 cluster = LocalCluster(2, LAYOUT, 16)
 cluster.start()
-print(*cluster.pids, flush=True)
 os.kill(cluster.pids[1], 19)
+# The kernel continues a stopped process whose group is orphaned; it must have stopped by then.
+while open(f"/proc/{cluster.pids[1]}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+    pass
+print(*cluster.pids, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(
