@@ -139,21 +139,29 @@ class Frame:
     def row(self, labels: Labels) -> int:
         """The row of a series, made when it is new."""
         known = self._rows.get(labels)
-        if known is not None:
-            return known
-        if self._free:
-            row = self._free.pop()
+        return int(self.rows((labels,))[0]) if known is None else known
+
+    def rows(self, labels: Sequence[Labels]) -> Rows:
+        """The rows of series, made for those that are new: a page's at once."""
+        new = [one for one in dict.fromkeys(labels) if one not in self._rows]
+        if new:
+            self._admit(new)
+        return np.array([self._rows[one] for one in labels], dtype=np.intp)
+
+    def _admit(self, new: Sequence[Labels]) -> None:
+        """Make a row for each of these series."""
+        reused = [self._free.pop() for _ in range(min(len(self._free), len(new)))]
+        first = len(self._labels)
+        count = first + len(new) - len(reused)
+        if count > self._tail.shape[1]:
+            self._widen(max(16, count + count // 4))
+        self._labels += [None] * (count - first)
+        for row, labels in zip((*reused, *range(first, count)), new, strict=True):
             self._labels[row] = labels
-        else:
-            row = len(self._labels)
-            self._labels.append(labels)
-            if row >= self._tail.shape[1]:
-                self._widen(max(16, row + 1 + row // 4))
-        self._last[row] = _NEVER
-        self._rows[labels] = row
-        self._by_name.setdefault(labels.name, []).append(row)
+            self._last[row] = _NEVER
+            self._rows[labels] = row
+            self._by_name.setdefault(labels.name, []).append(row)
         self._changed()
-        return row
 
     def append(self, time_ms: int, rows: Sequence[int] | Rows, values: Sequence[float] | Floats) -> bool:
         """Write one column: ``values[i]`` for ``rows[i]``.
@@ -197,7 +205,7 @@ class Frame:
             return
         if (np.diff(axis) <= 0).any() or (self._columns and axis[0] <= self._axis[self._columns - 1]):
             raise ValueError(f"{self.source}: times to load must increase and come after the newest column")
-        rows = np.array([self.row(found) for found in labels], dtype=np.intp)
+        rows = self.rows(labels)
         self._seal()
         for start in range(0, axis.size, _BLOCK_COLUMNS):
             part = axis[start : start + _BLOCK_COLUMNS]

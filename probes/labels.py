@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from sys import intern
-from threading import Lock
-from weakref import WeakValueDictionary
+from threading import RLock
+from weakref import ref
 
 NAME = "__name__"
 
@@ -19,14 +19,18 @@ class Labels:
     Prometheus' data model, and is dropped.
     """
 
-    __slots__ = ("__weakref__", "_lookup", "pairs")
+    __slots__ = ("__weakref__", "_bare", "_held", "name", "pairs")
 
     pairs: Pairs
-    _lookup: dict[str, str]
+    name: str
+    """The metric name, or the empty string."""
+    _held: dict[str, str] | None
+    _bare: Labels | None
 
     def __new__(cls, pairs: Pairs) -> Labels:
-        known = _interned.get(pairs)
-        return known if known is not None else _intern(pairs)
+        held = _interned.get(pairs)
+        known = None if held is None else held()
+        return _intern(pairs) if known is None else known
 
     @classmethod
     def of(cls, labels: Mapping[str, str] | Iterable[tuple[str, str]] = (), name: str | None = None) -> Labels:
@@ -39,12 +43,26 @@ class Labels:
         return cls(tuple(sorted(found.items())))
 
     @property
-    def name(self) -> str:
-        """The metric name, or the empty string."""
-        return self._lookup.get(NAME, "")
+    def _lookup(self) -> dict[str, str]:
+        """Made when it is first asked for: of most series (the buckets) nothing is."""
+        held = self._held
+        if held is None:
+            held = self._held = dict(self.pairs)
+        return held
 
     def get(self, label: str, default: str = "") -> str:
-        return self._lookup.get(label, default)
+        held = self._held
+        return (self._lookup if held is None else held).get(label, default)
+
+    def named(self, name: str) -> Labels:
+        """The set under a metric name, which the set itself must not have yet."""
+        pairs = ((NAME, name), *self.pairs)
+        if self.pairs and self.pairs[0][0] < NAME:  # a capital letter comes before the underscore
+            pairs = tuple(sorted(pairs))
+        with _lock:
+            held = _interned.get(pairs)
+            known = None if held is None else held()
+            return _made(pairs, name, self) if known is None else known
 
     def only(self, labels: Iterable[str]) -> Labels:
         """The subset with these label names."""
@@ -58,7 +76,12 @@ class Labels:
 
     def unnamed(self) -> Labels:
         """The set less the metric name."""
-        return self.without((NAME,))
+        if not self.name:
+            return self
+        bare = self._bare
+        if bare is None:
+            bare = self._bare = self.without((NAME,))
+        return bare
 
     def replace(self, **labels: str) -> Labels:
         """The set with these labels set (an empty value removes one)."""
@@ -90,22 +113,43 @@ class Labels:
     __repr__ = __str__
 
 
+class _Held(ref[Labels]):
+    """A weak reference that knows its key; ``WeakValueDictionary`` takes three times as long to make one."""
+
+    __slots__ = ("pairs",)
+
+    pairs: Pairs
+
+
 # Weak, so that label churn cannot grow it without bound.
-_interned: WeakValueDictionary[Pairs, Labels] = WeakValueDictionary()
-_lock = Lock()
+_interned: dict[Pairs, _Held] = {}
+_lock = RLock()  # a set may be found dead (``_gone``) while another is being made
 
 
 def _intern(pairs: Pairs) -> Labels:
     """Make a set, once: equality is identity, so two threads must not both make it."""
     with _lock:
-        known = _interned.get(pairs)
+        held = _interned.get(pairs)
+        known = None if held is None else held()
         if known is not None:
             return known
-        made = object.__new__(Labels)
-        made.pairs = tuple([(intern(name), value) for name, value in pairs])  # a list: half the time of a generator
-        made._lookup = dict(made.pairs)
-        _interned[made.pairs] = made
-        return made
+        own = tuple([(intern(label), value) for label, value in pairs])  # a list: half the time of a generator
+        return _made(own, next((value for label, value in own if label == NAME), ""), None)
+
+
+def _made(pairs: Pairs, name: str, bare: Labels | None) -> Labels:
+    made = object.__new__(Labels)
+    made.pairs, made.name, made._held, made._bare = pairs, name, None, bare
+    held = _interned[pairs] = _Held(made, _gone)
+    held.pairs = pairs
+    return made
+
+
+def _gone(held: _Held) -> None:
+    """Nobody has the set any more; it may have been made anew meanwhile."""
+    with _lock:
+        if _interned.get(held.pairs) is held:
+            del _interned[held.pairs]
 
 
 def _escape(value: str) -> str:

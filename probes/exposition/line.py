@@ -138,20 +138,25 @@ def parse_series(line: str, number: int = 0) -> tuple[Labels, int]:
     return Labels.of(pairs, name=name or quoted), end
 
 
-def plain_series(text: str) -> dict[str, str] | None:
-    """The labels of a whole label part that is written as nearly all are, the name among them: four times as fast.
+def plain_name(text: bytes) -> str:
+    """A metric name; empty where it is none, or none without quotes."""
+    name = text.decode("ascii") if text.isascii() else ""
+    return name if _METRIC.fullmatch(name) else ""
+
+
+def plain_labels(braced: bytes) -> dict[str, str] | None:
+    """The labels in what follows an opening brace, written as nearly all are: four times as fast.
 
     None for anything else (spaces, escapes, quoted names, faults), which ``parse_series`` reads or refuses.
     """
-    name, brace, inside = text.partition("{")
-    if not _METRIC.fullmatch(name) or (brace and inside[-1:] != "}"):
+    if braced[-1:] != b"}" or not braced.isascii():
         return None
-    pairs = _PLAIN_PAIR.findall(inside := inside[:-1])
+    inside = braced[:-1].decode("ascii")
+    pairs = _PLAIN_PAIR.findall(inside)
     found = dict(pairs)
     read = sum(map(len, found)) + sum(map(len, found.values())) + 4 * len(pairs) - (inside[-1:] == '"')
     if len(found) != len(pairs) or read != len(inside) or NAME in found:
         return None
-    found[NAME] = name
     return found
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
+from probes.exposition.common import CommonParts, Dress
+from probes.exposition.layout import FloatArray, IntArray, Layout, Texts, numbers, picker
 from probes.exposition.line import (
     BOM,
     ExpositionError,
@@ -20,16 +19,11 @@ from probes.exposition.line import (
     parse_series,
     parse_time,
     parse_value,
-    plain_series,
 )
+from probes.exposition.news import CLOCK_LINES, News, check_clock
 from probes.exposition.refuse import decode, refuse_foreign
 from probes.labels import Labels
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-
-_NO_LABELS = Labels.of()
-_CLOCK_LINES = 1024
 NO_TIME = np.iinfo(np.int64).min
 
 
@@ -60,24 +54,11 @@ class Page:
     duplicates: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A page seen before: every line up to its last space, and what the line stands for."""
-
-    heads: tuple[bytes, ...]
-    pick_values: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
-    pick_notes: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
-    notes: tuple[bytes, ...]
-    rows: IntArray
-    families: Mapping[str, Family]
-    duplicates: int
-    openmetrics: bool
-
-
 @dataclass(slots=True)
 class _Lines:
     """What the line-by-line pass collects; the first three run in step."""
 
+    common: CommonParts
     rows: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
@@ -94,21 +75,18 @@ class _Lines:
 class PageParser:
     """Reads the pages of one target. ``resolve`` gives the row of a label set and is asked once per series.
 
-    ``resolve_plain``, where given, does so from a dictionary that includes ``__name__`` (and that it may keep): who
-    adds labels of his own spares the label set without them.
+    ``dress``, where given, makes the label set (less the metric name) of what stands in a line's braces: who adds
+    labels of his own does so once for all the names that have them in common.
     """
 
     def __init__(
-        self,
-        resolve: Callable[[Labels], int],
-        limits: Limits | None = None,
-        resolve_plain: Callable[[dict[str, str]], int] | None = None,
+        self, resolve: Callable[[Labels], int], limits: Limits | None = None, dress: Dress = Labels.of
     ) -> None:
         self._resolve = resolve
-        self._resolve_plain = resolve_plain or (lambda found: resolve(Labels.of(found)))
+        self._dress = dress
         self._limits = limits or Limits()
         self._known: dict[bytes, int] = {}
-        self._layout: _Layout | None = None
+        self._layout: Layout | None = None
 
     def parse(self, data: bytes, *, openmetrics: bool = False, until: float = math.inf) -> Page:
         """Read one page; ``openmetrics`` (seconds, ``# EOF`` required) as the Content-Type says.
@@ -123,26 +101,52 @@ class PageParser:
         heads, _, tails = zip(*[line.rpartition(b" ") for line in lines], strict=True)
         layout = self._layout
         if layout is not None and layout.openmetrics is openmetrics and heads == layout.heads:
-            page = _by_layout(layout, tails)
-            if page is not None:
-                return page
+            values = layout.values(tails)
+            if values is not None:
+                return Page(layout.rows, values, None, layout.families, layout.duplicates)
         try:
             if lines[-1] and not (openmetrics and lines[-1].rstrip() == b"# EOF"):
                 raise _cut(lines)
-            return self._by_line(lines, heads, tails, openmetrics, until)
+            page = self._by_head(lines, heads, tails, openmetrics, until)
+            return self._by_line(lines, heads, tails, openmetrics, until) if page is None else page
         except ExpositionError:
             refuse_foreign(data)
             raise
 
-    def _by_line(
-        self, lines: list[bytes], heads: tuple[bytes, ...], tails: tuple[bytes, ...], openmetrics: bool, until: float
-    ) -> Page:
-        got = _Lines()
+    def _by_head(self, lines: list[bytes], heads: Texts, tails: Texts, openmetrics: bool, until: float) -> Page | None:
+        """A page of nothing but comments and plain samples, each series once; only what is new is looked at.
+
+        None for any other: ``_by_line`` reads it, or says what is wrong.
+        """
+        if len(lines) > self._limits.series or max(map(len, heads)) > self._limits.labels:
+            return None
+        found = list(map(self._known.get, heads))
+        unknown = [at for at, row in enumerate(found) if row is None]
+        news = News()
+        try:
+            plain = news.read(lines, heads, unknown, CommonParts(self._dress), openmetrics=openmetrics, until=until)
+        finally:
+            self._bound()
+            for at, row in zip(news.places, map(self._resolve, news.labels), strict=True):
+                found[at] = self._known[heads[at]] = row
+        rows = [row for row in found if row is not None]
+        if not plain or len(set(rows)) < len(rows):
+            return None
+        places = [at for at, row in enumerate(found) if row is not None]
+        values = numbers(picker(places)(tails))
+        if values is None:
+            return None
+        page = Page(np.array(rows, dtype=np.int64), values, None, news.families)
+        self._settle(page, heads, tails, places, news.notes, openmetrics)
+        return page
+
+    def _by_line(self, lines: list[bytes], heads: Texts, tails: Texts, openmetrics: bool, until: float) -> Page:
+        got = _Lines(CommonParts(self._dress))
         metadata = Metadata()
         scale = 1000.0 if openmetrics else 1.0
         for at, line in enumerate(lines):
-            if at % _CLOCK_LINES == 0 and time.monotonic() > until:
-                raise ExpositionError(f"no time left to read the page: line {at + 1} of {len(lines)}", 0, "timeout")
+            if at % CLOCK_LINES == 0:
+                check_clock(until, at, lines)
             if line[:1] == b"#":
                 got.notes.append(at)
                 if parse_comment(decode(line, at + 1), metadata, at + 1) and openmetrics:
@@ -154,20 +158,32 @@ class PageParser:
                 self._take(line, at, scale, got)
         if openmetrics and not got.eof:
             raise ExpositionError("an OpenMetrics page that does not end with # EOF: cut off", len(lines), "truncated")
-        rows = np.array(got.rows, dtype=np.int64)
-        self._layout = None
-        if got.plain and not got.timed and got.at:
-            self._layout = _layout(heads, tails, got, rows, metadata.families, openmetrics)
-        if len(self._known) > 2 * len(got.prefixes) + 1000:
-            self._known = {prefix: self._known[prefix] for prefix in got.prefixes}
         times = np.array(got.times, dtype=np.int64) if got.timed else None
-        return Page(rows, np.array(got.values), times, metadata.families, got.duplicates)
+        rows = np.array(got.rows, dtype=np.int64)
+        page = Page(rows, np.array(got.values), times, metadata.families, got.duplicates)
+        if got.plain and not got.timed:
+            self._settle(page, heads, tails, got.at, got.notes, openmetrics)
+        else:
+            self._layout = None
+            self._keep(got.prefixes)
+        return page
+
+    def _settle(
+        self, page: Page, heads: Texts, tails: Texts, places: list[int], notes: list[int], openmetrics: bool
+    ) -> None:
+        """Remember the lines of a page whose samples, one a row, stand at ``places``."""
+        self._keep([heads[at] for at in places])
+        self._layout = None
+        if places:
+            self._layout = Layout.of(
+                heads, tails, places, notes, page.rows, page.families, page.duplicates, openmetrics
+            )
 
     def _take(self, line: bytes, at: int, scale: float, got: _Lines) -> None:
         prefix, rest = split_series(line)
         row = self._known.get(prefix)
         if row is None:
-            prefix, rest, row = self._first_seen(line, prefix, rest, at)
+            prefix, rest, row = self._first_seen(line, prefix, rest, at, got.common)
         words = rest.split(b"#", 1)[0].split()
         if not words or len(words) > 2 or (rest[:1] not in (b" ", b"\t") and prefix[-1:] != b"}"):
             found = decode(rest, at + 1)[:40]
@@ -191,21 +207,35 @@ class PageParser:
         got.prefixes.append(prefix)
         got.plain = got.plain and line.removesuffix(b"\r") == prefix + b" " + words[0]
 
-    def _first_seen(self, line: bytes, prefix: bytes, rest: bytes, at: int) -> tuple[bytes, bytes, int]:
+    def _first_seen(
+        self, line: bytes, prefix: bytes, rest: bytes, at: int, common: CommonParts
+    ) -> tuple[bytes, bytes, int]:
         """Label part, rest and row of a line whose label part, as far as it was guessed, is not known."""
-        plain, labels = plain_series(prefix.decode("ascii")) if prefix.isascii() else None, _NO_LABELS
-        if plain is None:
-            labels, end = parse_series(decode(line, at + 1), at + 1)
+        labels = common.labels(prefix)
+        if labels is None:
+            read, end = parse_series(decode(line, at + 1), at + 1)
             prefix, rest = line[: len(line.decode()[:end].encode())], line.decode()[end:].encode()
             row = self._known.get(prefix)
             if row is not None:
                 return prefix, rest, row
+            labels = self._dress(read.unnamed().as_dict()).named(read.name)
         if len(prefix) > self._limits.labels:
             raise ExpositionError(f"a name with labels of {len(prefix)} bytes", at + 1)
+        return prefix, rest, self._learn(prefix, labels)
+
+    def _learn(self, prefix: bytes, labels: Labels) -> int:
+        self._bound()
+        row = self._known[prefix] = self._resolve(labels)
+        return row
+
+    def _bound(self) -> None:
         if len(self._known) > 3 * self._limits.series:  # pages that are all new, and all refused
             self._known.clear()
-        row = self._known[prefix] = self._resolve_plain(plain) if plain is not None else self._resolve(labels)
-        return prefix, rest, row
+
+    def _keep(self, prefixes: list[bytes]) -> None:
+        """Forget what a page does not name, where that is much."""
+        if len(self._known) > 2 * len(prefixes) + 1000:
+            self._known = {prefix: self._known[prefix] for prefix in prefixes}
 
 
 def split_series(line: bytes) -> tuple[bytes, bytes]:
@@ -219,38 +249,6 @@ def split_series(line: bytes) -> tuple[bytes, bytes]:
         head = line.split(None, 1)
         end = line.index(head[0]) + len(head[0])
     return line[:end], line[end:]
-
-
-def _by_layout(layout: _Layout, tails: tuple[bytes, ...]) -> Page | None:
-    """The page by position alone; None when a comment changed or a value is not a plain number."""
-    if layout.pick_notes(tails) != layout.notes:
-        return None
-    picked = layout.pick_values(tails)
-    try:
-        values = np.fromiter(map(float, picked), dtype=np.float64, count=len(picked))
-    except ValueError:
-        return None
-    if b"_" in b" ".join(picked):
-        return None
-    return Page(layout.rows, values, None, layout.families, layout.duplicates)
-
-
-def _layout(
-    heads: tuple[bytes, ...],
-    tails: tuple[bytes, ...],
-    got: _Lines,
-    rows: IntArray,
-    families: Mapping[str, Family],
-    openmetrics: bool,
-) -> _Layout:
-    notes = _picker(got.notes)
-    return _Layout(heads, _picker(got.at), notes, notes(tails), rows, families, got.duplicates, openmetrics)
-
-
-def _picker(at: list[int]) -> Callable[[tuple[bytes, ...]], tuple[bytes, ...]]:
-    if len(at) >= 2:
-        return itemgetter(*at)
-    return lambda tails: tuple(tails[i] for i in at)
 
 
 def _cut(lines: list[bytes]) -> ExpositionError:

@@ -34,9 +34,9 @@ class Blanks:
 
     def __init__(self, labels: Sequence[Labels]) -> None:
         names = [one.name for one in labels]
-        self._can: Mask = np.array([name.startswith(DCGM) for name in names], dtype=np.bool_)
-        self._ratio: Mask = np.array([_RATIO.fullmatch(name) is not None for name in names], dtype=np.bool_)
-        self._counted: Mask = np.array([_COUNTED.fullmatch(name) is not None for name in names], dtype=np.bool_)
+        told = {name: _kind(name) for name in dict.fromkeys(names)}
+        kinds: Mask = np.array([told[name] for name in names], dtype=np.bool_).reshape(len(names), 3)
+        self._can, self._ratio, self._counted = kinds[:, 0].copy(), kinds[:, 1].copy(), kinds[:, 2].copy()
         self._any = bool(self._can.any())
 
     def among(self, series: Times, values: Floats) -> Mask:
@@ -53,3 +53,8 @@ class Blanks:
         blank |= self._ratio[series[held]] & ((given > RATIO_MOST) | (given < 0))
         found[held] |= blank
         return found
+
+
+def _kind(name: str) -> tuple[bool, bool, bool]:
+    """Whether a series of this name can have DCGM's blanks, is a ratio, is counted."""
+    return name.startswith(DCGM), _RATIO.fullmatch(name) is not None, _COUNTED.fullmatch(name) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class TargetFrame:
         self._reset()
 
     def _reset(self) -> None:
-        self.parser = PageParser(self._identify, self._limits, self._identify_plain)
+        self.parser = PageParser(self._identify, self._limits, self._dress)
         self._ids: dict[Labels, int] = {}
         self._labels: list[Labels] = []
         self._previous: Floats = blank(0)
@@ -52,11 +52,8 @@ class TargetFrame:
         self._blanks = Blanks(())
         self._scrapes = 0
 
-    def _identify(self, labels: Labels) -> int:
-        return self._identify_plain(labels.as_dict())
-
-    def _identify_plain(self, found: dict[str, str]) -> int:
-        """A number for a series of the page, with the target's labels on it; what clashes becomes ``exported_…``."""
+    def _dress(self, found: dict[str, str]) -> Labels:
+        """The labels of a series with the target's on them; what clashes becomes ``exported_…``."""
         for key, value in self._fixed.items():
             if key in found:
                 exported = f"exported_{key}"
@@ -64,11 +61,14 @@ class TargetFrame:
                     exported = f"exported_{exported}"
                 found[exported] = found.pop(key)
             found[key] = value
-        made = Labels.of(found)
-        known = self._ids.get(made)
+        return Labels.of(found)
+
+    def _identify(self, labels: Labels) -> int:
+        """A number for a series."""
+        known = self._ids.get(labels)
         if known is None:
-            known = self._ids[made] = len(self._labels)
-            self._labels.append(made)
+            known = self._ids[labels] = len(self._labels)
+            self._labels.append(labels)
         return known
 
     def write(self, time_ms: int, page: Page, duration_s: float) -> str:
@@ -118,22 +118,26 @@ class TargetFrame:
         if self._cached is not None and self._cached[0] is page.rows and self._cached[1] == self._store.version:
             return self._rows
         synthetic = {self._up, self._duration, self._scraped, self._changed}
-        ids = page.rows.tolist()
-        self._keep = np.array([i for i, at in enumerate(ids) if self._labels[at] not in synthetic], dtype=np.intp)
-        labels = [self._labels[at] for i, at in enumerate(ids) if self._labels[at] not in synthetic]
-        self._rows = np.array([self.frame.row(one) for one in labels], dtype=np.intp)
+        named = [self._labels[at] for at in page.rows.tolist()]
+        kept = [i for i, one in enumerate(named) if one not in synthetic]
+        labels = [named[i] for i in kept]
+        self._keep = np.array(kept, dtype=np.intp)
+        self._rows = self.frame.rows(labels)
         self._blanks = Blanks(labels)
-        present = set(labels)
-        found: dict[Labels, tuple[int, Labels, float]] = {}
-        for i, at in enumerate(ids):
-            for derived, constant in self._info.derive(self._labels[at], self._target.labels):
-                if derived not in present:
-                    found.setdefault(derived, (i, derived, constant))
-        self._derived = list(found.values())
-        for labels_ in (*found, *synthetic):
-            self.frame.row(labels_)
+        self._derived = self._derivable(named, set(labels))
+        self.frame.rows([*(derived for _, derived, _ in self._derived), *synthetic])
         self._cached = (page.rows, self._store.version)
         return self._rows
+
+    def _derivable(self, named: Sequence[Labels], present: Set[Labels]) -> list[tuple[int, Labels, float]]:
+        """The gauges in the labels of a page's info series: place of the series, labels and value, each once."""
+        found: dict[Labels, tuple[int, Labels, float]] = {}
+        for i, one in enumerate(named):
+            if one.name in self._info.metrics:
+                for derived, constant in self._info.derive(one, self._target.labels):
+                    if derived not in present:
+                        found.setdefault(derived, (i, derived, constant))
+        return list(found.values())
 
     def _constants(self, page: Page) -> Floats:
         """Values of the derived gauges; absent where the info sample is 0 or NaN."""

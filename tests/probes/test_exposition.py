@@ -209,6 +209,55 @@ def test_first_of_two_samples_stands_and_is_counted() -> None:
         assert (page.values.tolist(), page.duplicates) == ([1.0, 3.0], 1)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "",
+        'm{b="9"} 3 1395066363000',
+        'm{b="9"}  3',
+        'm{b="q\\""} 3',
+        'm{b="ü"} 3',
+        'm{b="9",} 3',
+        "m{} 3",
+        'm{a="1"} 7',
+        "# TYPE k gauge",
+        "   ",
+    ],
+)
+def test_one_line_written_otherwise_leaves_the_others_what_they_are(odd: str) -> None:
+    text = f'# TYPE m gauge\nm{{a="1"}} 1\nm{{a="2"}} 2\nn{{a="1"}} 4\n{odd}\nn{{a="2"}} 5\n'
+    reader = Reader()
+    for _ in range(2):
+        assert same(reader.read(text), theirs(text))
+    assert same(reader.read(text.replace(" 4", " 40")), theirs(text.replace(" 4", " 40")))
+
+
+def test_a_wrong_line_is_named_wherever_the_page_was_known() -> None:
+    reader = Reader()
+    reader.page("a 1\nb 2\n")
+    with pytest.raises(ExpositionError, match="line 1: 'x' is not a number"):
+        reader.page("a x\n# TYPE b nonsense\nb 2\n")
+
+
+def test_labels_of_the_reader_stand_beside_those_of_each_line() -> None:
+    found: list[Labels] = []
+    asked: list[dict[str, str]] = []
+
+    def dress(labels: dict[str, str]) -> Labels:
+        asked.append(dict(labels))
+        return Labels.of(labels | {"Zone": "z", "instance": "i"})
+
+    def resolve(labels: Labels) -> int:
+        found.append(labels)
+        return len(found) - 1
+
+    PageParser(resolve, dress=dress).parse(b'm{a="1"} 1\nn{a="1"} 2\no 3\np{a="\\n"} 4\n')
+    fixed = {"Zone": "z", "instance": "i"}
+    of = [({"a": "1"}, "m"), ({"a": "1"}, "n"), ({}, "o"), ({"a": "\n"}, "p")]
+    assert found == [Labels.of(labels | fixed, name=name) for labels, name in of]
+    assert asked == [{"a": "1"}, {}, {"a": "\n"}], "once for what two names have in common"
+
+
 def test_layout_notices_what_changes() -> None:
     reader = Reader()
     reader.page("# TYPE m gauge\nm 1\nn 2\n")

@@ -55,3 +55,21 @@ def test_subsets() -> None:
     assert one.replace(engine="") is Labels.of({"instance": "a:1"}, name="kv:x")
     assert one.covers({"engine": "0"})
     assert not one.covers({"engine": "1"})
+
+
+def test_a_set_under_a_name_is_the_set_made_at_once() -> None:
+    for labels in ({}, {"instance": "a:1"}, {"Zone": "z", "instance": "a:1"}, {"_a": "1", "__z": "2"}):
+        named = Labels.of(labels).named("x")
+        assert named is Labels.of(labels, name="x")
+        assert (named.name, named.unnamed(), named.get("instance")) == (
+            "x",
+            Labels.of(labels),
+            labels.get("instance", ""),
+        )
+
+
+def test_a_set_lives_as_long_as_somebody_has_it() -> None:
+    kept = Labels.of({"kept": "1"}).named("x")
+    gc.collect()
+    assert Labels.of({"kept": "1"}, name="x") is kept
+    assert Labels.of({"kept": "1"}) is kept.unnamed()
