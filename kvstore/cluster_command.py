@@ -13,6 +13,7 @@ from types import FrameType
 from kvstore import options
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest
+from kvstore.lifeline import end_with
 
 EXIT_SHARD_DIED = 1
 
@@ -29,6 +30,7 @@ def run(argv: Sequence[str]) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
+    end_with(given.lifeline_fd)
     with LocalCluster(
         given.shards,
         layout,
@@ -76,6 +78,7 @@ def _known_placement(kind: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("kvstore cluster", description="Run shards on this host until Ctrl-C.")
     parser.add_argument("--shards", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--lifeline-fd", type=int, default=-1, help=argparse.SUPPRESS)
     options.add_store_options(parser)
     parser.add_argument(
         "--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="of shard 0, counting up; port 0: any"

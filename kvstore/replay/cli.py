@@ -18,6 +18,7 @@ from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest
 from kvstore.layout import Layout
+from kvstore.lifeline import end_with
 from kvstore.placement import KINDS
 from kvstore.replay import target
 from kvstore.replay.content import Content
@@ -45,6 +46,7 @@ def run(argv: Sequence[str]) -> int:
     """Exit code 0; 1 when a byte was wrong; 2 for usage, a broken trace, or a store that is not there or fails."""
     parser = _parser()
     given = parser.parse_args(argv)
+    end_with(given.lifeline_fd)
     try:
         requests = read_trace(given.trace or excerpt(), limit=given.limit)
     except TraceError as error:
@@ -179,5 +181,6 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--session-ttl", default="30m", metavar="TIME", help="idle time that ends one (default: %(default)s)"
     )
+    parser.add_argument("--lifeline-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     return parser

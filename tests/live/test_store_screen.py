@@ -80,6 +80,16 @@ def test_a_demo_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tui.cli", "demo", "--text"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env) as demo:
+        _until(lambda: any(tmp_path.glob("*/replay.log")))
+        assert _processes_of(tmp_path)
+        demo.kill()
+    _until(lambda: not _processes_of(tmp_path))
+
+
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_a_demo_on_the_screen_leaves_nothing_behind(tmp_path: Path) -> None:
     with kvtop("demo", size=(80, 24), env={"TMPDIR": str(tmp_path)}) as terminal:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -43,8 +44,9 @@ def store() -> Iterator[list[str]]:
         signal.signal(number, _leave)  # what was started must not outlive us
     with TemporaryDirectory(prefix="kvtop-demo-") as place:
         folder = Path(place)
-        cluster = _start(folder / "cluster.log", _cluster(folder))
-        replay = _Replay(folder)
+        lifeline, ours = os.pipe()
+        cluster = _start(folder / "cluster.log", _cluster(folder), lifeline)
+        replay = _Replay(folder, lifeline)
         try:
             pages = _pages(cluster, folder)
             replay.start()
@@ -53,6 +55,8 @@ def store() -> Iterator[list[str]]:
             cluster.terminate()  # first: whoever ends us may not wait for the rest
             replay.stop()
             _end(cluster)
+            os.close(lifeline)
+            os.close(ours)
 
 
 def _leave(number: int, frame: object) -> None:
@@ -65,11 +69,14 @@ def _cluster(folder: Path) -> list[str]:
     return ["cluster", "--shards", str(SHARDS), "--blocks", str(BLOCKS), *_LAYOUT, *where, *ports]
 
 
-def _start(log: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A command of the store; what it says goes to a file, so that it never writes over the screen."""
+def _start(log: Path, words: Sequence[str], lifeline: int) -> subprocess.Popen[bytes]:
+    """A command of the store, which ends with us, even by kill -9: at the end of the pipe `lifeline`. What it says goes
+    to a file, so that it never writes over the screen."""
     with log.open("ab") as out:
-        command = [sys.executable, "-m", "kvstore.cli", *words]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        command = [sys.executable, "-m", "kvstore.cli", *words, "--lifeline-fd", str(lifeline)]
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, pass_fds=(lifeline,)
+        )
 
 
 def _pages(cluster: subprocess.Popen[bytes], folder: Path) -> list[str]:
@@ -103,9 +110,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class _Replay(threading.Thread):
     """Plays the packaged excerpt, and once it is over again, until stopped."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lifeline: int) -> None:
         super().__init__(name="kvtop-demo-replay", daemon=True)
         self._folder = folder
+        self._lifeline = lifeline
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -117,7 +125,7 @@ class _Replay(threading.Thread):
             with self._lock:
                 if self._stopped.is_set():
                     return
-                self._process = _start(self._folder / "replay.log", words)
+                self._process = _start(self._folder / "replay.log", words, self._lifeline)
             if self._process.wait() != 0:
                 self._stopped.wait(1.0)
 
