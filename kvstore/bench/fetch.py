@@ -2,7 +2,8 @@
 
 One thread, one shard in another process, arms interleaved. *memcpy*: plain copies, in C, of the very same slots (the
 faster of a call a run and one gather). *mapped*: `Client.get` at known locations, once without the sums and once with.
-*redis*: `GET`/`MGET` of the same bytes over TCP. Every round takes other blocks of a pool that no cache holds.
+*redis*: `GET`/`MGET` of the same bytes over TCP. *all-gather*: the same bytes by a collective of two ranks
+(`collective.py`; where torch is installed). Every round takes other blocks of a pool that no cache holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvstore.bench import machine
+from kvstore.bench import collective, machine
+from kvstore.bench.collective import Gloo
 from kvstore.bench.peers import Ints, Memcpy, describe_redis, redis_server
 from kvstore.bench.rounds import Arm, Times, interleave
 from kvstore.client import Client
@@ -86,8 +88,10 @@ async def fill(client: Client, blocks: int, redis_client: redis.Redis | None, se
 class Arms:
     """The arms of one case, each with its own rotation through the case's sets."""
 
-    def __init__(self, client: Client, keys: Keys, where: Locations, redis_client: redis.Redis | None) -> None:
-        self._client, self._keys, self._where, self._redis = client, keys, where, redis_client
+    def __init__(
+        self, client: Client, keys: Keys, where: Locations, redis_client: redis.Redis | None, gloo: Gloo | None
+    ) -> None:
+        self._client, self._keys, self._where, self._redis, self._gloo = client, keys, where, redis_client, gloo
         peer = client.shards.peer(0)
         assert isinstance(peer, MappedPeer)
         self._pool = peer.arena.slots
@@ -118,6 +122,8 @@ class Arms:
         arms["mapped"], arms["mapped, verified"] = mapped(False, 2), mapped(True, 3)
         if self._redis is not None:
             arms["redis"] = _redis_arm(self._redis, names)
+        if self._gloo is not None:
+            arms["all-gather"] = _gloo_arm(self._gloo)
         return arms
 
 
@@ -126,6 +132,13 @@ def _redis_arm(client: redis.Redis, names: list[list[bytes]]) -> Arm:
         wanted = names[(number + 4) % len(names)]
         values: Any = [client.get(wanted[0])] if len(wanted) == 1 else client.mget(wanted)
         assert None not in values
+
+    return fetch
+
+
+def _gloo_arm(gloo: Gloo) -> Arm:
+    async def fetch(_number: int) -> None:
+        gloo.fetch()
 
     return fetch
 
@@ -147,14 +160,19 @@ async def measure(blocks: int, rounds: int, seed: int = 0) -> dict[str, Any]:
     """Medians, p99 and ratios to memcpy of every case and arm."""
     found: dict[str, Any] = {"block_bytes": LAYOUT.block_bytes, "pool_blocks": blocks, "cases": {}}
     async with LocalCluster(1, LAYOUT, blocks) as cluster, await Client.connect(cluster.targets, LAYOUT) as client:
-        with redis_server() as redis_client:
+        with redis_server() as redis_client, collective.gloo() as gloo:
             found["redis"] = None if redis_client is None else describe_redis(redis_client)
+            found["all-gather"] = None if gloo is None else collective.describe()
             keys = await fill(client, blocks, redis_client)
-            arms = Arms(client, keys, await client.lookup(keys), redis_client)
+            arms = Arms(client, keys, await client.lookup(keys), redis_client, gloo)
             with machine.one_core():
                 for case in cases(blocks, _SETS, seed):
+                    if gloo is not None:
+                        gloo.begin(len(case.rows[0]) * LAYOUT.block_bytes)
                     times = await interleave(arms.of(case), rounds, burst=_BURST if len(case.rows[0]) == 1 else 1)
                     found["cases"][case.name] = _figures(case, times)
+                    if gloo is not None:
+                        gloo.end()
     return found
 
 
@@ -207,8 +225,10 @@ def run(argv: list[str]) -> int:
 def _table(found: dict[str, Any]) -> list[str]:
     lines = [
         machine.line(found["machine"]),
-        f"pool of {found['pool_blocks']} blocks of {found['block_bytes']} bytes; peer: "
-        + (found["redis"] or "none (redis-server or redis-py is not installed)"),
+        f"pool of {found['pool_blocks']} blocks of {found['block_bytes']} bytes; peers: "
+        + (found["redis"] or "no Redis (redis-server or redis-py is not installed)")
+        + "; "
+        + (found["all-gather"] or "no collective (torch is not installed)"),
         f"{'fetch':<28}{'by':<18}{'p50':>11}{'p99':>11}{'GB/s':>8}{'× memcpy':>10}",
     ]
     for name, arms in found["cases"].items():
