@@ -43,16 +43,19 @@ class Labels:
         return cls(tuple(sorted(found.items())))
 
     @property
-    def _lookup(self) -> dict[str, str]:
-        """Made when it is first asked for: of most series (the buckets) nothing is."""
+    def _others(self) -> dict[str, str]:
+        """The labels less the name, made when they are first asked for and shared by all names that stand before."""
         held = self._held
         if held is None:
-            held = self._held = dict(self.pairs)
+            bare = self._bare
+            held = self._held = dict(_without_name(self.pairs)) if bare is None else bare._others
         return held
 
     def get(self, label: str, default: str = "") -> str:
+        if label == NAME:
+            return self.name or default
         held = self._held
-        return (self._lookup if held is None else held).get(label, default)
+        return (self._others if held is None else held).get(label, default)
 
     def named(self, name: str) -> Labels:
         """The set under a metric name, which the set itself must not have yet."""
@@ -80,19 +83,19 @@ class Labels:
             return self
         bare = self._bare
         if bare is None:
-            bare = self._bare = self.without((NAME,))
+            bare = self._bare = Labels(_without_name(self.pairs))
         return bare
 
     def replace(self, **labels: str) -> Labels:
         """The set with these labels set (an empty value removes one)."""
-        return Labels.of({**self._lookup, **labels})
+        return Labels.of({**self.as_dict(), **labels})
 
     def as_dict(self) -> dict[str, str]:
         return dict(self.pairs)
 
     def covers(self, other: Mapping[str, str]) -> bool:
         """True when every pair of ``other`` is in this set."""
-        return all(self._lookup.get(k, "") == v for k, v in other.items())
+        return all(self.get(k) == v for k, v in other.items())
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self.pairs)
@@ -143,6 +146,10 @@ def _made(pairs: Pairs, name: str, bare: Labels | None) -> Labels:
     held = _interned[pairs] = _Held(made, _gone)
     held.pairs = pairs
     return made
+
+
+def _without_name(pairs: Pairs) -> Pairs:
+    return tuple([pair for pair in pairs if pair[0] != NAME])
 
 
 def _gone(held: _Held) -> None:

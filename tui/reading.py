@@ -1,11 +1,12 @@
 """Readings: what each panel says about each entity, with its state. No textual here; `kvtop once` uses it too.
 
-    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None) -> list[EntityReading]
+    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None, asked=None) -> list[EntityReading]
 
 - ``view``: a `probes.view.View`, or what answers like one (see `Asked`); ``at_ms``: milliseconds since the epoch;
   ``window_ms``: length of ``$window``.
 - ``faults``: instance to the fault of its source in words, for sources that are not fresh.
 - ``seen``: canonical name to the instances that ever had it (`presence` finds it when not given).
+- ``asked``: of ``panels`` those that can have an answer, where that is known (all of them when not given).
 - Answer: one `EntityReading(labels, values)` an entity; ``values`` maps a panel's name (a ``kv:*`` name) to a
   `Reading(value, unit, state, age_s)`. ``as_json(at_ms, readings)`` is the document of `kvtop once --json`.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -195,16 +197,30 @@ def read(
     *,
     faults: Mapping[str, str] | None = None,
     seen: Mapping[str, frozenset[str]] | None = None,
+    asked: Sequence[Panel] | None = None,
 ) -> list[EntityReading]:
     """Every panel for every entity at one moment (see the module's text)."""
+    with getattr(view, "sharing", nullcontext)():
+        return _read(view, at_ms, window_ms, panels, faults or {}, seen, panels if asked is None else asked)
+
+
+def _read(
+    view: Asked,
+    at_ms: int,
+    window_ms: int,
+    panels: Sequence[Panel],
+    faults: Mapping[str, str],
+    seen: Mapping[str, frozenset[str]] | None,
+    asked: Sequence[Panel],
+) -> list[EntityReading]:
     window = duration(window_ms)
     known_ages = ages(view, at_ms)
     if faults and not faults.keys() <= known_ages.keys():
         known_ages = {**last_ages(view, at_ms, window_ms // 4 or 1000), **known_ages}
-    grids = {panel.name: ask(view, panel.at(window), at_ms) for panel in panels}
+    grids = {panel.name: ask(view, panel.at(window), at_ms) for panel in asked}
     if seen is None:
         seen = presence(view, at_ms, window_ms, (need for panel in panels for need in panel.needs))
-    moment = Moment(known_ages, faults or {}, seen, restarted(view, at_ms, window), identities(view, at_ms))
+    moment = Moment(known_ages, faults, seen, restarted(view, at_ms, window), identities(view, at_ms))
     return assemble(grids, panels, moment)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from tui.commands import EXIT_NOTHING, EXIT_OK
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from tui.panels import Panel
     from tui.reading import EntityReading
 
+_CANONICAL = re.compile(r"\bkv:[a-zA-Z0-9_:]+")
 _OF_THE_SCRAPE = ("kv:up", "kv:scrape")  # said of the source; a target that never answered has no readings
 
 
@@ -68,11 +71,25 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     raw = raw_panels({name: entry for name, entry in vocabulary.items() if known[name]})
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
     panels = (*PANELS, *raw)
-    readings = read(session.view, at_ms, session.window_ms, panels, faults=faults, seen=known)
-    if session.end_ms == session.start_ms:
+    of_one_scrape = session.end_ms == session.start_ms
+    asked = _answerable(panels, session, of_one_scrape)
+    readings = read(session.view, at_ms, session.window_ms, panels, faults=faults, seen=known, asked=asked)
+    if of_one_scrape:
         windowed = {panel.name for panel in panels if "[" in panel.expr}
         readings = [one if one.labels.get("instance") in faults else _of_one_scrape(one, windowed) for one in readings]
     return panels, readings
+
+
+def _answerable(panels: Sequence[Panel], session: Session, of_one_scrape: bool) -> list[Panel]:
+    """The panels that can have an answer: something behind them is in the store, and two samples where it takes two."""
+    rules = cast("RuleSet", session.view.rules)
+    there = {name for frame in session.attachment.store.frames for name in frame.names()}
+    asked = []
+    for panel in panels:
+        behind = {source for name in _CANONICAL.findall(panel.expr) for source in (name, *rules.sources(name))}
+        if behind & there and not (of_one_scrape and panel.windowed):
+            asked.append(panel)
+    return asked
 
 
 def _of_one_scrape(one: EntityReading, windowed: set[str]) -> EntityReading:
