@@ -54,9 +54,11 @@ class Client(Reads, Puts):
         verify: bool = True,
         name: str = "",
         enforce_need: bool = True,
+        transport: str = "auto",
     ) -> Client:
         """Connect to every shard of a store: `"127.0.0.1:7600,127.0.0.1:7601"`, a sequence of such, or the path of a
-        cluster file. `staging_blocks`: room for puts under way (default: 64 MiB).
+        cluster file. `staging_blocks`: room for puts under way (default: 64 MiB). `transport`: `mapped` (shards of this
+        host), `nixl` (of any host), or `auto`: mapped where a shard's door can be reached from here, else nixl.
 
         Raises `LayoutMismatch` naming the field, `ShardUnavailable`, `BadRequest` for targets that make no store.
         `enforce_need` False is a test's switch: gets then take blocks older than they need.
@@ -65,7 +67,12 @@ class Client(Reads, Puts):
         addresses = addresses_of(targets)
         blocks = staging_blocks or max(1, STAGING_BYTES // layout.slot_bytes)
         client = cls(
-            layout, deadline_ms=deadline_ms, verify=verify, staging=Staging(layout, blocks), enforce_need=enforce_need
+            layout,
+            deadline_ms=deadline_ms,
+            verify=verify,
+            staging=Staging(layout, blocks),
+            enforce_need=enforce_need,
+            transport=transport,
         )
         links = [
             Link(address, layout, client._transport, client.clock, name or f"pid-{os.getpid()}", client.writes.lost)
@@ -77,6 +84,7 @@ class Client(Reads, Puts):
         except BaseException:
             for link in links:
                 await link.drop()
+            await client._transport.leave()
             client.staging.close()
             raise
         client._beating = asyncio.get_running_loop().create_task(client._beat())
@@ -97,10 +105,12 @@ class Client(Reads, Puts):
             self._beating = None
             with contextlib.suppress(StoreError):
                 await self.report(deadline_ms=200)
+        await self.returns.close()
         await self.writes.close()
         if self._shards is not None:
             await self._shards.close()
             self._shards = None
+        await self._transport.leave()
         self._transport.close()
         self.staging.close()
 

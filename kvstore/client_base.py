@@ -19,7 +19,7 @@ from kvstore.locations import Locations, buffer
 from kvstore.shards import Shards
 from kvstore.staging import Staging
 from kvstore.transport import Ints
-from kvstore.transport.mapped import MappedTransport
+from kvstore.transport.choice import Choice
 from kvstore.writes import Writes
 
 
@@ -27,7 +27,14 @@ class ClientBase:
     """State of a client; `Reads` and `Puts` act on it, `Client` is made of both."""
 
     def __init__(
-        self, layout: Layout, *, deadline_ms: int, verify: bool, staging: Staging, enforce_need: bool = True
+        self,
+        layout: Layout,
+        *,
+        deadline_ms: int,
+        verify: bool,
+        staging: Staging,
+        enforce_need: bool = True,
+        transport: str = "auto",
     ) -> None:
         self.layout = layout
         self.deadline_ms = deadline_ms
@@ -37,7 +44,7 @@ class ClientBase:
         self.writes = Writes(staging)
         self._clock_lock = threading.Lock()
         self._enforce_need = enforce_need
-        self._transport = MappedTransport()
+        self._transport = Choice(transport, layout)
         self._transport.register(staging.arena)
         self._shards: Shards | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -49,8 +56,10 @@ class ClientBase:
         return self._shards
 
     def buffer(self, n: int) -> Bytes:
-        """Room for a get of `n` blocks, `[n, slot_bytes]`: what is read often should go to the same place."""
-        return buffer(n, self.layout.slot_bytes)
+        """Room for a get of `n` blocks, `[n, slot_bytes]`: what is read often should go to the same place. Where shards
+        are reached by NIXL it is registered memory, into which they are read without a copy."""
+        registered = self._transport.buffer(n)
+        return buffer(n, self.layout.slot_bytes) if registered is None else registered
 
     def _saw(self, clock: int) -> None:
         """Blocks carry clocks too: what is done after a read is later than what was read."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import time
 from dataclasses import replace
 from typing import SupportsInt
 
 import numpy as np
 
 from kvstore import messages as m
+from kvstore.afar import Returns, get_afar
 from kvstore.client_base import ClientBase, all_of, cut, enter, key_columns
 from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, LeaseExpired, ShardUnavailable
@@ -27,6 +30,11 @@ _LONGEST_NAP_S = 0.005
 class Reads(ClientBase):
     """Where blocks are, and blocks."""
 
+    @functools.cached_property
+    def returns(self) -> Returns:
+        """Leases that a get took for itself, on their way back."""
+        return Returns(self)
+
     # --- finding --------------------------------------------------------------------------------------------------
 
     async def lookup(
@@ -43,13 +51,13 @@ class Reads(ClientBase):
     ) -> Locations:
         """Where `keys` `[n, 4]` are. `prefix`: only up to the first miss.
 
-        Without lease and session (and `counted` False) the mapped indexes answer and no shard is called. A lease makes
-        what was found stay, and stay readable, for `lease_ms`; a session holds it. `counted` asks the shards even so:
-        they then say why a key is missing, and count it.
+        Without lease and session (and `counted` False) the mapped indexes answer and no shard is called (one that is
+        reached over the network always is). A lease makes what was found stay, and stay readable, for `lease_ms`; a
+        session holds it. `counted` asks the shards even so: they then say why a key is missing, and count it.
         """
         keys = key_columns(keys)
         deadline = self._deadline(deadline_ms)
-        if lease_ms or int(session) or counted:
+        if lease_ms or int(session) or counted or self.shards.afar:
             asked = m.Lookup(keys, lease_ms, int(session), prefix, touch)
             return await self._lookup_by_call(keys, asked, deadline, trace)
         home = self.shards.home(keys)
@@ -75,7 +83,10 @@ class Reads(ClientBase):
 
         async def ask(number: int, rows: Ints | None) -> None:
             mine = asked if rows is None else replace(asked, keys=keys[rows])
-            located: m.Located = await self.shards.links[number].call(mine, deadline, trace=trace)
+            link, sent_ms = self.shards.links[number], _monotonic_ms()
+            located: m.Located = await link.call(mine, deadline, trace=trace)
+            if located.lease and link.afar:
+                located = replace(located, lease_until_ms=sent_ms + min(asked.lease_ms, m.MAX_LEASE_MS))
             enter(found, number, rows, located)
 
         await all_of(ask(number, rows) for number, rows in self.shards.rows(home))
@@ -99,6 +110,8 @@ class Reads(ClientBase):
         `min_clock`, `min_valid` (one for all or a column): what the step needs; while a block is older it is read again
         until the deadline. Raises `LeaseExpired`, `ChecksumMismatch` (damaged bytes), `ShardUnavailable`.
         """
+        if self.shards.afar:
+            return await self._get_afar(what, out, min_clock, min_valid, verify, self._deadline(deadline_ms))
         quick = self.get_quick(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
         if quick is not None:
             return quick
@@ -120,6 +133,20 @@ class Reads(ClientBase):
                 return self.finish(fetch)
             await asyncio.sleep(min(nap, deadline.left_s))
             nap = min(_LONGEST_NAP_S, nap * 2 + 0.0001)
+
+    async def _get_afar(
+        self,
+        what: Keys | Locations,
+        out: Bytes | None,
+        min_clock: int | Words,
+        min_valid: int | Ints,
+        verify: bool | None,
+        deadline: Deadline,
+    ) -> Blocks:
+        fetch = self.fetch(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
+        keys, located = (what.keys, what) if isinstance(what, Locations) else (what, None)
+        await get_afar(self, fetch, keys, located, deadline)
+        return self.finish(fetch)
 
     def fetch(
         self,
@@ -161,7 +188,7 @@ class Reads(ClientBase):
         verify: bool | None = None,
     ) -> Blocks | None:
         """Blocks at known places in one shard, if all read well at once; may run on any thread."""
-        if not isinstance(what, Locations) or not len(what.slot) or out is None:
+        if not isinstance(what, Locations) or not len(what.slot) or out is None or self.shards.afar:
             return None
         if not (isinstance(min_clock, int) and isinstance(min_valid, int) and min_clock == min_valid == 0):
             return None
@@ -212,11 +239,19 @@ class Reads(ClientBase):
 
         async def ask(number: int, lease: int) -> None:
             message = kind(np.asarray([lease], np.uint64), lease_ms, pin)
-            leased: m.Leased = await self.shards.links[number].call(message, deadline)
+            link, sent_ms = self.shards.links[number], _monotonic_ms()
+            leased: m.Leased = await link.call(message, deadline)
             until = int(leased.until_ms[0])
+            if until and link.afar and lease_ms:
+                until = sent_ms + min(lease_ms, m.MAX_LEASE_MS)
             rows = (located.shard == number) & (located.slot >= 0)
             located.until_ms[rows] = until
             if not until:
                 raise LeaseExpired(f"the lease on shard {number} had ended already: look the keys up again")
 
         await all_of(ask(number, lease) for number, lease in located.leases.items())
+
+
+def _monotonic_ms() -> int:
+    """Our own clock: another host's means nothing here, so a lease from there is counted from when it was asked for."""
+    return time.monotonic_ns() // 1_000_000

@@ -22,21 +22,24 @@ _MAX_REFUSED = 65_536
 
 @dataclass(eq=False)
 class Connected:
-    """One client: `staging` None once it is gone and its last pull has ended."""
+    """One client: `staging` None once it is gone and its last pull has ended, or where it lies on another host."""
 
     number: int
     name: str
     pid: int
     staging: Arena | None
+    afar: int = 0
+    """Slots of a staging arena that is not mapped here but read over the network."""
     heartbeat: float = field(default_factory=time.monotonic)
     gone: bool = False
     running: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     refused: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     @contextmanager
-    def pulling(self, ticket: int) -> Iterator[Arena]:
-        """Its staging arena, for as long as a put of that ticket reads it; refused once cancelled or gone."""
-        if self.gone or self.staging is None:
+    def pulling(self, ticket: int) -> Iterator[Arena | None]:
+        """Its staging arena (None: it lies afar), for as long as a put of that ticket reads it; refused once cancelled
+        or gone."""
+        if self.gone or (self.staging is None and not self.afar):
             raise StagingRejected("the client that owns this staging arena is gone")
         if ticket in self.refused:
             raise StagingRejected(f"put {ticket} was cancelled by its client before it began")
@@ -76,6 +79,7 @@ class Clients:
 
     def __init__(self) -> None:
         self._by_number: dict[int, Connected] = {}
+        self._leaving: dict[int, Connected] = {}
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -83,16 +87,19 @@ class Clients:
     def __iter__(self) -> Iterator[Connected]:
         return iter(list(self._by_number.values()))
 
-    def admit(self, name: str, pid: int, staging: Arena) -> Connected:
+    def admit(self, name: str, pid: int, staging: Arena | None, *, afar: int = 0) -> Connected:
         if len(self._by_number) >= MAX_CLIENTS:
             raise BadRequest(f"this shard has {MAX_CLIENTS} clients already")
-        client = Connected(secrets.randbits(63) | 1, name, pid, staging)
+        client = Connected(secrets.randbits(63) | 1, name, pid, staging, afar)
         self._by_number[client.number] = client
         return client
 
     def leave(self, client: Connected) -> None:
         """The client is gone: its staging arena follows when its last pull has ended."""
         self._by_number.pop(client.number, None)
+        self._leaving = {number: one for number, one in self._leaving.items() if one.running}
+        if client.running:
+            self._leaving[client.number] = client
         client.leave()
 
     def known(self, number: int) -> Connected:
@@ -104,7 +111,8 @@ class Clients:
         return client
 
     def get(self, number: int) -> Connected | None:
-        return self._by_number.get(number)
+        """The client of that number, also one that is gone while a pull of it may still be running."""
+        return self._by_number.get(number) or self._leaving.get(number)
 
     def oldest_heartbeat_s(self) -> float | None:
         """Age of the oldest client's last sign of life; None without clients."""

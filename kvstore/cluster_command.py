@@ -46,6 +46,7 @@ def run(argv: Sequence[str]) -> int:
         session_ttl=given.session_ttl,
         naive_bitmap=given.naive_bitmap,
         drain_us=given.drain_us,
+        nixl=given.nixl,
     ) as cluster:
         for facts in cluster.facts:
             print(f"shard {facts['shard']}  {facts['address']}  {facts['metrics']}")

@@ -9,11 +9,12 @@ import numpy as np
 
 from kvstore.arena import headers_of
 from kvstore.checks import Verdict
+from kvstore.deadline import Deadline
 from kvstore.errors import ChecksumMismatch, LeaseExpired
 from kvstore.header import Bytes
 from kvstore.keys import Keys
 from kvstore.locations import LEASE_MARGIN_MS, Blocks, Locations, State
-from kvstore.reader import Part, Verdicts, read
+from kvstore.reader import Part, Verdicts, read, read_afar
 from kvstore.shards import Shards
 from kvstore.transport import Ints, Words
 
@@ -70,6 +71,33 @@ class Fetch:
             slots = located.slot if rows is None else located.slot[rows]
             self._add_part(parts, number, rows, slots)
         self._read(parts)
+
+    async def from_afar(self, located: Locations, rows: Ints, deadline: Deadline) -> None:
+        """As `from_locations`, where some shards are reached over the network; `located` is of `rows` of this get.
+        Raises `ShardUnavailable`, `LeaseExpired`."""
+        if located.leases:
+            self._require_leases(located)
+        self._generations[rows] = located.generation
+        parts: list[tuple[int, Part]] = []
+        for number, mine in self._shards.rows(located.shard):
+            at, slots = (rows, located.slot) if mine is None else (rows[mine], located.slot[mine])
+            self._add_part(parts, number, at, slots)
+        if not parts:
+            return
+        began = time.perf_counter()
+        every = [Part(part.peer, part.rows, part.slots) for _, part in parts]
+        try:
+            verdicts = await read_afar(
+                every, self._out, self._keys, self._generations, self._block_bytes, deadline, verify=self._verify
+            )
+        except ChecksumMismatch:
+            for number, _ in parts:
+                self._shards.tallies[number].bad("corrupt", 1)
+            raise
+        seconds = time.perf_counter() - began
+        for (number, part), done in zip(parts, every, strict=True):
+            part.descriptors = done.descriptors
+            self._take(number, part, verdicts, seconds)
 
     def attempt(self) -> None:
         """Look every waiting row up in the mapped indexes and read it. Raises `ShardUnavailable`."""

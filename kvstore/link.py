@@ -53,6 +53,11 @@ class Link:
         return self.peer is not None and self.peer.connected() and self._calls is not None and not self._calls.closed
 
     @property
+    def afar(self) -> bool:
+        """Whether the shard is reached over the network: nothing of it is mapped, so its index has to be asked."""
+        return self.peer is not None and self.peer.index is None
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What the shard said of itself; empty while it is not connected."""
         return {} if self.peer is None else self.peer.facts
@@ -137,7 +142,7 @@ class Link:
             raise
 
     async def _connect(self, deadline: Deadline) -> None:
-        described = await self._describe(deadline)
+        described = {**await self._describe(deadline), "reached": self.address}
         peer = await self._transport.connect(described, self._layout, self._name, deadline)
         number = int(peer.facts["shard"])
         if self.number not in (-1, number):
@@ -156,7 +161,7 @@ class Link:
         from kvstore.calls.rpc import RpcCalls
 
         path = peer.facts.get("calls")
-        if self._transport.name != "mapped" or not path:
+        if not path:
             return RpcCalls(self.address)
         try:
             return await FrameCalls.connect(str(path), deadline.left_s)

@@ -19,6 +19,10 @@ Words = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
 
+MAX_LEASE_MS = 60_000
+"""Longer ones are granted for this long: a reader that dies must not keep a slot for ever (policy)."""
+
+
 class Miss(IntEnum):
     """Why a key was not found."""
 

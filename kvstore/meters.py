@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OPERATIONS = ("lookup", "put", "append", "touch", "lease", "session")
 MISS_REASONS = ("absent", "evicted", "expired", "removed")
 READ_RESULTS = ("ok", "torn", "recycled", "corrupt", "expired")
-PUT_STAGES = ("pull", "log", "publish")
+PUT_STAGES = ("transfer", "pull", "log", "publish")
 PUT_REFUSALS = ("no_space", "no_run", "checksum", "staging", "log_full", "log_failed", "deadline")
 EVICTION_REASONS = ("capacity", "run")
 DEVICE_SITES = ("bitmap.allocate", "bitmap.count", "block_table.read")
@@ -44,6 +44,8 @@ OPERATION_BOUNDS_S = (25e-6, 50e-6, 1e-4, 25e-5, 5e-4, 1e-3, 25e-4, 5e-3, 0.01, 
 FLUSH_BOUNDS_S = (1e-4, 15e-5, 2e-4, 3e-4, 5e-4, 75e-5, 1e-3, 2e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 """Fine around the flush of an SSD (0.1–0.4 ms), coarse up to a device that stalls."""
 COUNT_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024)
+BYTE_BOUNDS = tuple(float(1 << power) for power in range(10, 31, 2))
+"""1 KiB … 1 GiB."""
 LIFE_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 """Lives of blocks: from a pool that thrashes to the default TTL of a session and beyond."""
 RETURN_BOUNDS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 2700, 3600, 7200)
@@ -89,6 +91,9 @@ class Meters:
         self.put_blocks = 0
         self.put_bytes = 0
         self.put_stage_seconds = {stage: Histogram(OPERATION_BOUNDS_S) for stage in PUT_STAGES}
+        self.transfer_descriptors = Histogram(COUNT_BOUNDS)
+        self.transfer_bytes = Histogram(BYTE_BOUNDS)
+        self.transfer_seconds = Histogram(OPERATION_BOUNDS_S)
         self.put_refusals = dict.fromkeys(PUT_REFUSALS, 0)
         self.allocations = 0
         self.allocation_blocks = 0
@@ -132,6 +137,12 @@ class Meters:
         self.allocations += 1
         self.allocation_blocks += blocks
         self.allocation_runs.observe(runs)
+
+    def moved(self, descriptors: int, size: int, seconds: float) -> None:
+        """One transfer over the network that this shard asked for, and its end."""
+        self.transfer_descriptors.observe(descriptors)
+        self.transfer_bytes.observe(size)
+        self.transfer_seconds.observe(seconds)
 
     def synced(self, site: str, seconds: float) -> None:
         """The host read the device's state at `site` (one of `DEVICE_SITES`) and was held up for `seconds`."""

@@ -39,6 +39,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="where the write-ahead log lies")
     parser.add_argument("--session-ttl", metavar="TIME", default="30m", help="idle time that ends one: 90s, 30m")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where Unix sockets lie (for this user alone)")
+    parser.add_argument("--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts")
     parser.add_argument("--naive-bitmap", action="store_true", help="the slow one: the host reads it bit by bit")
     parser.add_argument("--drain-us", type=int, default=20, metavar="N", help="what one such read costs (default: 20)")
 

@@ -7,6 +7,7 @@ order of loads is x86's, where loads are not reordered with loads).
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from kvstore.bitmap import runs_of
 from kvstore.checks import Verdict, judge
+from kvstore.deadline import Deadline
 from kvstore.errors import ChecksumMismatch
 from kvstore.header import Bytes
 from kvstore.keys import Keys
@@ -58,6 +60,73 @@ def read(parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_by
     return verdicts
 
 
+async def read_afar(
+    parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_bytes: int, deadline: Deadline, *, verify: bool
+) -> Verdicts:
+    """As `read`, for parts of which some are reached over the network; the loop goes on meanwhile.
+
+    Without sums the generation is looked at after the copy only: it was `generations` when it was looked up, it only
+    ever grows, and if it is the same afterwards nobody wrote in between.
+    """
+    await _copied(parts, out, deadline)
+    verdicts = _judged(parts, out, keys, generations, block_bytes, verify)
+    if not verify:
+        for part in parts:
+            mine = generations if part.rows is None else generations[part.rows]
+            moved = (await _generations(part, part.slots, deadline) != mine) | (mine & np.uint64(1) != 0)
+            _mark(verdicts, part, moved, Verdict.RECYCLED)
+        return verdicts
+    for _ in range(_READ_AGAIN):
+        again = [torn for part in parts if (torn := _torn(part, verdicts)) is not None]
+        if not again:
+            return verdicts
+        for part in again:
+            rows = part.rows if part.rows is not None else np.arange(len(keys))
+            moved = await _generations(part, part.slots, deadline) != generations[rows]
+            _mark(verdicts, part, moved, Verdict.RECYCLED)
+            part.rows, part.slots = rows[~moved], part.slots[~moved]
+        await _copied([part for part in again if len(part.slots)], out, deadline)
+        for part in again:
+            for row in part.rows.tolist() if part.rows is not None else []:
+                one = slice(row, row + 1)
+                verdicts[one] = judge(out[one], keys[one], generations[one], block_bytes)
+    for part in parts:
+        torn = _torn(part, verdicts)
+        if torn is not None and torn.rows is not None:
+            raise _damaged(int(torn.rows[0]), int(torn.slots[0]), part.peer)
+    return verdicts
+
+
+def _torn(part: Part, verdicts: Verdicts) -> Part | None:
+    """The torn rows of a part, as a part."""
+    torn = np.flatnonzero(part.of(verdicts) == Verdict.TORN)
+    if not len(torn):
+        return None
+    return Part(part.peer, torn if part.rows is None else part.rows[torn], part.slots[torn])
+
+
+async def _copied(parts: list[Part], out: Bytes, deadline: Deadline) -> None:
+    """All parts at once: what comes over the network is asked for before what is near is copied."""
+
+    async def copy(part: Part) -> None:
+        fetch = getattr(part.peer, "fetch", None)
+        if fetch is None:
+            part.descriptors = part.peer.read(part.slots, part.rows, out)
+        else:
+            part.descriptors = await fetch(part.slots, part.rows, out, deadline)
+
+    results = await asyncio.gather(*(copy(part) for part in parts), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _generations(part: Part, slots: Ints, deadline: Deadline) -> Words:
+    fetch = getattr(part.peer, "fetch_generations", None)
+    found: Words = part.peer.generations(slots) if fetch is None else await fetch(slots, deadline)
+    return found
+
+
 def _judged(parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_bytes: int, verify: bool) -> Verdicts:
     if len(parts) == 1 and parts[0].rows is None:
         return judge(out, keys, generations, block_bytes, verify=verify)
@@ -97,7 +166,11 @@ def _read_torn_again(
             if verdicts[row] != Verdict.TORN:
                 break
         else:
-            raise ChecksumMismatch(
-                f"block {row} of this get: slot {int(slot[0])} of shard {part.peer.facts.get('shard')} holds the right "
-                "generation, but its bytes do not have their checksum: they are damaged and were not used"
-            )
+            raise _damaged(row, int(slot[0]), part.peer)
+
+
+def _damaged(row: int, slot: int, peer: Peer) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"block {row} of this get: slot {slot} of shard {peer.facts.get('shard')} holds the right "
+        "generation, but its bytes do not have their checksum: they are damaged and were not used"
+    )

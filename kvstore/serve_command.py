@@ -32,6 +32,7 @@ def run(argv: Sequence[str]) -> int:
         placement=given.placement,
         naive_bitmap=given.naive_bitmap,
         drain_us=given.drain_us,
+        nixl=given.nixl,
     )
     return serve(settings, ready_fd=given.ready_fd, lifeline_fd=given.lifeline_fd)
 

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from kvstore import wire
 from kvstore.addresses import read_cluster
 from kvstore.calls.frames import FrameServer
 from kvstore.clients import Clients, Connected
-from kvstore.door import PROTOCOL, Door
+from kvstore.door import PROTOCOL, Door, refusal
 from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
 from kvstore.peers import Peers
 from kvstore.settings import Settings, default_run_dir, make_run_dir
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from kvstore.page import MetricsServer
+    from kvstore.page.figures import Transport
     from kvstore.shard import Shard
+    from kvstore.transport.nixl.service import NixlService
 
 SWEEP_INTERVAL_S = 0.1
 SEND_S = 0.2
 DESCRIBE = f"/{wire.SERVICE}/Describe"
+ENTER = "Enter"
+"""The method by which clients come in that cannot pass descriptors: a stream (`transport.nixl.hello`)."""
 _log = logging.getLogger("kvstore.server")
 
 CHANNEL_OPTIONS = [
@@ -68,6 +72,7 @@ class ShardServer:
         self._grpc: grpc.aio.Server | None = None
         self._frames: FrameServer | None = None
         self._door: Door | None = None
+        self._nixl: NixlService | None = None
         self._page: MetricsServer | None = None
         self._pidfd = -1
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +83,7 @@ class ShardServer:
     async def start(self) -> None:
         """Bind everything. Raises `OSError` (port in use, no permission) or `BadRequest` (run directory)."""
         make_run_dir(self.settings.run_dir or default_run_dir())
+        await self._serve_nixl()
         self._grpc = self._new_grpc()
         self.port = _bind(self._grpc, self.settings.host, self.settings.port)
         self._frames = FrameServer(self._socket("calls"), self._answer)
@@ -107,6 +113,8 @@ class ShardServer:
         if self._grpc is not None:
             # gRPC waits so long for clients to hang up, whatever is in flight: only what it takes to send answers.
             await self._grpc.stop(min(grace_s, SEND_S))
+        if self._nixl is not None:
+            await self._nixl.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -120,13 +128,32 @@ class ShardServer:
             os.close(self._pidfd)
         await self.shard.close()
 
+    async def _serve_nixl(self) -> None:
+        """Raises `BadRequest` where NIXL is asked for and cannot be used."""
+        if not self.settings.nixl:
+            return
+        from kvstore.transport.nixl.service import NixlService
+
+        self._nixl = NixlService(
+            self.settings.layout, self.shard.pool.arena, self.clients, self.shard.meters, self.facts, self._left
+        )
+        await self._nixl.start()
+
+    def _ways(self) -> list[Transport]:
+        """Transports in use beside `mapped`: one row a lane, and one without a lane until a first transfer shows it."""
+        from kvstore.page.figures import Transport
+
+        if self._nixl is None:
+            return []
+        return [Transport("nixl", lane.lane, lane.device) for lane in self._nixl.lanes()] or [Transport("nixl", "")]
+
     async def _serve_page(self) -> None:
         """`/metrics`, on this loop. Raises `OSError` (port in use)."""
         if self.settings.metrics_port is None:
             return
         from kvstore.page import ShardSource, StoreCollector, serve_metrics
 
-        source = ShardSource(self.shard, self.settings, self.clients, self.peers)
+        source = ShardSource(self.shard, self.settings, self.clients, self.peers, self._ways)
         try:
             self._page = await serve_metrics(StoreCollector(source), self.settings.host, self.settings.metrics_port)
         except OSError as error:
@@ -159,6 +186,7 @@ class ShardServer:
             "address": f"{self.settings.host}:{self.port}",
             "door": str(self._socket("door")),
             "calls": str(self._socket("calls")),
+            "nixl": self._nixl is not None,
             "metrics": self.metrics_url,
         }
 
@@ -173,12 +201,22 @@ class ShardServer:
             name: grpc.unary_unary_rpc_method_handler(self._handler(message)) for message, name in wire.METHODS.items()
         }
         handlers["Describe"] = grpc.unary_unary_rpc_method_handler(self._describe)
+        handlers[ENTER] = grpc.stream_stream_rpc_method_handler(self._enter)
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         return server
 
     async def _describe(self, _request: bytes, _context: Any) -> bytes:
         return json.dumps(self.facts()).encode()
+
+    async def _enter(self, said: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        """One client that comes in by NIXL, until it leaves."""
+        if self._nixl is None or self._ending:
+            why = "is ending" if self._ending else "does not offer nixl: start it with --nixl"
+            yield json.dumps(refusal(ShardUnavailable(f"shard {self.settings.shard} {why}"))).encode()
+            return
+        async for answer in self._nixl.enter(said):
+            yield answer
 
     def _handler(self, expected: type[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(data: bytes, _context: Any) -> bytes:
@@ -217,10 +255,18 @@ class ShardServer:
         client = self.clients.known(envelope.client)
         if not isinstance(message, m.Put | m.Append | m.Remove):
             return await self.shard.answer(envelope, message, None)
-        work = asyncio.create_task(self._write(client, envelope, message))
+        if client.afar and not isinstance(message, m.Remove):
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            told.add_done_callback(lambda done: done.cancelled() or done.exception())  # its asker may have given up
+            self._begin(self._write_from_afar(client, envelope, message, told))
+            return await asyncio.shield(told)
+        return await asyncio.shield(self._begin(self._write(client, envelope, message)))
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        work = asyncio.create_task(coroutine)
         self._work.add(work)
         work.add_done_callback(self._done)
-        return await asyncio.shield(work)
+        return work
 
     def _done(self, work: asyncio.Task[Any]) -> None:
         """Also of one whose asker gave up: its failure is seen all the same."""
@@ -234,6 +280,27 @@ class ShardServer:
             return await self.shard.answer(envelope, message, None)
         with client.pulling(envelope.ticket) as staging:
             return await self.shard.answer(envelope, message, staging)
+
+    async def _write_from_afar(
+        self, client: Connected, envelope: m.Envelope, message: Any, told: asyncio.Future[Any]
+    ) -> None:
+        """The answer goes to `told` in time; the ticket is in use until nothing reads the client's memory any more."""
+        assert self._nixl is not None
+        afar = None
+        try:
+            with client.pulling(envelope.ticket):
+                try:
+                    afar = self._nixl.afar(client)
+                    told.set_result(await self.shard.answer(envelope, message, afar))
+                except Exception as error:
+                    told.set_exception(error)
+                    if isinstance(error, StoreError):
+                        self._noticed(error)
+                if afar is not None:
+                    await afar.over()
+        except StoreError as error:
+            if not told.done():
+                told.set_exception(error)
 
     async def _cancel(self, envelope: m.Envelope, message: wire.Cancel) -> wire.Cancelled:
         """A client that is not known here (any more) has no pull running."""
@@ -254,6 +321,8 @@ class ShardServer:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             if turn % 10 == 0:
                 self._meet()
+                if self._nixl is not None:
+                    self._nixl.sweep()
             try:
                 self.shard.sweep(now_ms())
             except StoreError as error:

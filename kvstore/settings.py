@@ -38,6 +38,8 @@ class Settings:
     naive_bitmap: bool = False
     drain_us: int = 20
     """What one host read of the naive bitmap costs (a device's queue running dry)."""
+    nixl: bool = False
+    """Offer the `nixl` transport, too."""
 
     def __post_init__(self) -> None:
         if self.blocks < 1:

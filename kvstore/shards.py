@@ -30,6 +30,11 @@ class Shards:
     def __len__(self) -> int:
         return len(self.links)
 
+    @property
+    def afar(self) -> bool:
+        """Whether some shard is reached over the network."""
+        return any(link.afar for link in self.links)
+
     def home(self, keys: Keys) -> Ints:
         """Shard number of each key."""
         if len(self.links) == 1:

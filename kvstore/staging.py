@@ -44,8 +44,8 @@ class Staged:
 class Staging:
     """`blocks` slots for blocks of `layout`. For one event loop."""
 
-    def __init__(self, layout: Layout, blocks: int) -> None:
-        self.arena = Arena.create("kv-staging", blocks, layout.slot_bytes, layout.block_bytes, pool=False)
+    def __init__(self, layout: Layout, blocks: int, *, name: str = "kv-staging") -> None:
+        self.arena = Arena.create(name, blocks, layout.slot_bytes, layout.block_bytes, pool=False)
         self._room = Bitmap(blocks)
         self._waiting: deque[tuple[int, asyncio.Future[Staged]]] = deque()
         self._quarantined: dict[int, tuple[int, Staged]] = {}

@@ -140,6 +140,8 @@ class SyncClient:
         quick = self.client.get_quick(what, out, **needs)
         if quick is not None:
             return quick
+        if self.client.shards.afar:
+            return None
         fetch = self.client.fetch(what, out, **needs)
         try:
             if isinstance(what, Locations):

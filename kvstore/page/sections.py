@@ -26,6 +26,8 @@ def sections(snapshot: Snapshot, meters: Meters) -> Iterator[Metric]:
     yield from _writes(meters, plain)
     yield from _evictions(meters, model)
     yield from _reads(meters, plain)
+    if any(way.transport == "nixl" for way in identity.transports):
+        yield from _transfers(meters, plain)
     yield from _sessions(snapshot.sessions, meters, model)
     yield from _leases(snapshot, meters, plain)
     if snapshot.log is not None:
@@ -129,6 +131,13 @@ def _reads(meters: Meters, plain: Families) -> Iterator[Metric]:
     yield plain.counter("kv_read_bytes", "Bytes of those reads.", meters.read_bytes)
     yield plain.histogram("kv_read_seconds", "One batch get, as clients report it.", meters.read_seconds)
     yield plain.counter("kv_read_descriptors", "Runs that those reads were made of.", meters.read_descriptors)
+
+
+def _transfers(meters: Meters, plain: Families) -> Iterator[Metric]:
+    text = "Descriptors of one transfer that the shard asked for: runs of slots."
+    yield plain.histogram("kv_transfer_descriptors", text, meters.transfer_descriptors)
+    yield plain.histogram("kv_transfer_bytes", "Bytes of one such transfer.", meters.transfer_bytes)
+    yield plain.histogram("kv_transfer_seconds", "One such transfer, asked to ended.", meters.transfer_seconds)
 
 
 def _sessions(figures: tuple[SessionFigures, ...], meters: Meters, model: Families) -> Iterator[Metric]:

@@ -11,7 +11,8 @@ How a server adopts it::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -39,11 +40,25 @@ MAPPED = Transport("mapped", "memfd")
 class ShardSource:
     """Reads a shard and its server; to be called from their thread."""
 
-    def __init__(self, shard: Shard, settings: Settings, clients: Clients, peers: Peers) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        settings: Settings,
+        clients: Clients,
+        peers: Peers,
+        ways: Callable[[], Sequence[Transport]] = tuple,
+    ) -> None:
+        """`ways`: transports in use beside `mapped`."""
         self._shard = shard
         self._clients = clients
         self._peers = peers
-        self.identity = identity_of(settings)
+        self._identity = identity_of(settings)
+        self._ways = ways
+
+    @property
+    def identity(self) -> Identity:
+        ways = self._ways()
+        return replace(self._identity, transports=(MAPPED, *ways)) if ways else self._identity
 
     @property
     def meters(self) -> Meters:

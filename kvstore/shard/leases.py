@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.messages import MAX_LEASE_MS
 from kvstore.meters import Meters
 from kvstore.pool import Pool
 
-MAX_LEASE_MS = 60_000
-"""Longer ones are granted for this long: a reader that dies must not keep a slot for ever (policy)."""
 PINNED_MS = 1 << 62
 """The end of a lease that is a pin: none."""
 

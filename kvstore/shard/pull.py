@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -11,6 +14,15 @@ from kvstore.errors import BadRequest, ChecksumMismatch, StagingRejected
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+
+
+class Afar(Protocol):
+    """A staging arena that is not mapped here: what is put has to be brought here first."""
+
+    def bring(self, rows: Slots, left_s: float) -> AbstractAsyncContextManager[tuple[Arena, Slots]]:
+        """The blocks of staging slots `rows`: an arena that is mapped, and the slots there. Entering it takes until the
+        transfer has ended for certain; `left_s` bounds only the wait for room. Raises `StagingRejected`, …"""
+        ...
 
 
 def pieces(source: Slots, target: Slots) -> list[tuple[int, int, int]]:

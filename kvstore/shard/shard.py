@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -46,6 +47,7 @@ from kvstore.shard.credits import Credits
 from kvstore.shard.journal import Journal
 from kvstore.shard.leases import Leases
 from kvstore.shard.lookups import lookup, touch
+from kvstore.shard.pull import Afar
 from kvstore.shard.puts import Puts
 from kvstore.shard.recovery import recover
 from kvstore.shard.removal import remove
@@ -133,7 +135,7 @@ class Shard:
 
     # --- answering --------------------------------------------------------------------------------------------------
 
-    async def answer(self, envelope: Envelope, message: Any, staging: Arena | None = None) -> Answer:
+    async def answer(self, envelope: Envelope, message: Any, staging: Arena | Afar | None = None) -> Answer:
         """The answer to any request of `messages.py`; `staging` is the asker's arena, which a put is pulled from.
 
         Raises a `StoreError` that refuses it; `DeadlineExceeded` rather than answer late.
@@ -190,7 +192,9 @@ class Shard:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    async def _write(self, call: Call, message: Put | Append | Remove, staging: Arena | None, span: Span) -> Answer:
+    async def _write(
+        self, call: Call, message: Put | Append | Remove, staging: Arena | Afar | None, span: Span
+    ) -> Answer:
         if isinstance(message, Remove):
             return await self._remove(call, message)
         try:
@@ -199,7 +203,7 @@ class Shard:
             self.meters.refused_put(error)
             raise
 
-    async def _stored(self, call: Call, message: Put | Append, staging: Arena | None) -> Published:
+    async def _stored(self, call: Call, message: Put | Append, staging: Arena | Afar | None) -> Published:
         """With credits for its bytes from before the pull until the log has answered, even if the asker left."""
         size = len(message.keys) * self.layout.block_bytes
         try:
@@ -209,6 +213,10 @@ class Shard:
             raise DeadlineExceeded(
                 f"no credits within the deadline of {call.deadline_ms} ms: {self.credits.in_flight} bytes are under way"
             ) from None
+        if staging is not None and not isinstance(staging, Arena):
+            brought = self._brought(call, message, staging)
+            answer: Published = await self._in_time(call, self._and_give(brought, call.client, size))
+            return answer
         try:
             rest, waits = self._begin(call, message, staging)
         except BaseException:
@@ -216,6 +224,15 @@ class Shard:
             raise
         finished = self._and_give(rest, call.client, size)
         return await (self._in_time(call, finished) if waits else finished)
+
+    async def _brought(self, call: Call, message: Put | Append, afar: Afar) -> Published:
+        """What comes over the network: nothing is reserved before it is here, and what comes too late is let go."""
+        began = perf_counter()
+        left_s = max(0, call.until_ms - self._now_ms()) / 1000
+        async with afar.bring(message.staging, left_s) as (arena, slots):
+            self.meters.put_stage_seconds["transfer"].observe(perf_counter() - began, call.trace_id)
+            rest, _ = self._begin(call, replace(message, staging=slots), arena)
+        return await rest
 
     def _begin(
         self, call: Call, message: Put | Append, staging: Arena | None
@@ -255,7 +272,7 @@ class Shard:
         task.add_done_callback(self._ended)
         done, _ = await asyncio.wait({task}, timeout=max(0, call.until_ms - self._now_ms()) / 1000)
         if not done:
-            raise DeadlineExceeded(f"the log has not answered within the deadline of {call.deadline_ms} ms")
+            raise DeadlineExceeded(f"log or transfer: not done within the deadline of {call.deadline_ms} ms")
         return task.result()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -1,0 +1,79 @@
+"""Which transport reaches a shard: mapped where its door can be reached from here, else nixl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore.arena import Arena
+from kvstore.deadline import Deadline
+from kvstore.errors import BadRequest, ShardUnavailable
+from kvstore.header import Bytes
+from kvstore.layout import Layout
+from kvstore.transport import Peer
+from kvstore.transport.mapped import MappedTransport
+
+if TYPE_CHECKING:
+    from kvstore.transport.nixl.client import NixlTransport
+
+KINDS = ("auto", "mapped", "nixl")
+
+
+class Choice:
+    """A transport made of both. `kind`: one of `KINDS`; raises `BadRequest` for another."""
+
+    def __init__(self, kind: str, layout: Layout) -> None:
+        if kind not in KINDS:
+            raise BadRequest(f"no transport {kind!r}; there are {', '.join(KINDS)}")
+        self.name = kind
+        self._layout = layout
+        self._staging: Arena | None = None
+        self._mapped = MappedTransport()
+        self._nixl: NixlTransport | None = None
+
+    def register(self, arena: Arena) -> None:
+        self._staging = arena
+        self._mapped.register(arena)
+
+    def buffer(self, n: int) -> Bytes | None:
+        """Memory for a get of `n` blocks that some transport wants rather than any other; None: none does."""
+        return None if self._nixl is None else self._nixl.buffer(n)
+
+    async def connect(self, described: dict[str, Any], layout: dict[str, Any], name: str, deadline: Deadline) -> Peer:
+        """See `Transport.connect`."""
+        if self.name == "mapped" or (self.name == "auto" and _has_door(described)):
+            try:
+                return await self._mapped.connect(described, layout, name, deadline)
+            except ShardUnavailable:
+                if self.name == "mapped" or not described.get("nixl") or deadline.passed:
+                    raise
+        elif self.name == "auto" and not described.get("nixl"):
+            raise ShardUnavailable(
+                f"shard {described.get('shard')} ({described.get('reached')}) is not on this host and does not offer "
+                "nixl: start it with --nixl"
+            )
+        return await self._far().connect(described, layout, name, deadline)
+
+    async def leave(self) -> None:
+        """To be awaited before `close`."""
+        if self._nixl is not None:
+            await self._nixl.leave()
+
+    def close(self) -> None:
+        self._mapped.close()
+        if self._nixl is not None:
+            self._nixl.close()
+
+    def _far(self) -> NixlTransport:
+        if self._nixl is None:
+            from kvstore.transport.nixl.client import NixlTransport
+
+            self._nixl = NixlTransport(self._layout)
+            if self._staging is not None:
+                self._nixl.register(self._staging)
+        return self._nixl
+
+
+def _has_door(described: dict[str, Any]) -> bool:
+    path = str(described.get("door", ""))
+    return bool(path) and Path(path).is_socket()

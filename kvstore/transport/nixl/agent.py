@@ -1,0 +1,188 @@
+"""One NIXL agent: registered memory, peers, reads. Plain calls, for one thread (`owner.Owner`'s)."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.errors import BadRequest, StoreError
+from kvstore.transport.nixl.library import bindings, ucx_settings
+
+Rows = npt.NDArray[np.uint64]
+"""Descriptors `[n, 3]`: address, bytes, device (0)."""
+
+PROGRESS_DELAY_US = 100_000
+"""Of a target's progress thread: it is woken by what arrives, this is its heartbeat. (NIXL's wrapper has 0, a spin.)"""
+
+
+class Disconnected(Exception):  # noqa: N818 - what became of a read, not an error of the store
+    """The peer is gone: the read has ended, and whatever it has brought is worth nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """A read that was posted. `descriptors` it was made of, `size` in bytes."""
+
+    handle: int
+    peer: str
+    descriptors: int
+    size: int
+
+
+def agent_name(kind: str) -> str:
+    """A name that nobody else has, and that nobody can guess: names tell agents apart in each other's tables."""
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
+def spans(base: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | int, slot_bytes: int) -> Rows:
+    """Descriptors of runs of slots `starts` (`lengths` slots each) of an arena at `base`."""
+    rows = np.zeros((len(starts), 3), np.uint64)
+    rows[:, 0] = np.uint64(base) + starts.astype(np.uint64) * np.uint64(slot_bytes)
+    rows[:, 1] = np.asarray(lengths).astype(np.uint64) * np.uint64(slot_bytes)
+    return rows
+
+
+class Agent:
+    """`serves`: others read from it, so that it has to go on by itself (NIXL's progress thread). An initiator has no
+    such thread: it is driven by `over`, and twice as fast for it."""
+
+    def __init__(self, name: str, *, serves: bool) -> None:
+        self.name = name
+        self._nixl = bindings()
+        config = self._nixl.nixlAgentConfig()
+        config.useProgThread = serves
+        config.useListenThread = False
+        config.pthrDelay = PROGRESS_DELAY_US
+        config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
+        with ucx_settings():
+            try:
+                self._agent = self._nixl.nixlAgent(name, config)
+                self._agent.createBackend("UCX", {})
+            except Exception as error:
+                raise BadRequest(f"NIXL's UCX backend cannot start (UCX_TLS, UCX_NET_DEVICES?): {error}") from None
+        self._registered: dict[int, Any] = {}
+
+    def register(self, address: int, size: int) -> None:
+        """Memory that reads of ours go into, or that peers may read."""
+        listed = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address, size, 0, "")])
+        try:
+            self._agent.registerMem(listed, [])
+        except Exception as error:
+            raise StoreError(f"NIXL cannot register {size} bytes of memory (ulimit -l?): {error}") from None
+        self._registered[address] = listed
+
+    def deregister(self, address: int) -> None:
+        listed = self._registered.pop(address, None)
+        if listed is not None:
+            self._agent.deregisterMem(listed, [])
+
+    @property
+    def metadata(self) -> bytes:
+        """What a peer needs to read from here. Only ever sent inside the control channel."""
+        found: bytes = self._agent.getLocalMD()
+        return found
+
+    def add(self, metadata: bytes, name: str) -> None:
+        """Meet a peer. Raises `BadRequest` for bytes that are no metadata, or of an agent of another name."""
+        if not _names(metadata, name):
+            raise BadRequest("the agent metadata is not of the agent that was named")
+        try:
+            loaded = self._agent.loadRemoteMD(metadata)
+        except Exception as error:
+            raise BadRequest(f"not the metadata of a NIXL agent of this version: {error}") from None
+        found = loaded.decode("ascii", "replace") if isinstance(loaded, bytes) else str(loaded)
+        if found != name:
+            self.remove(found)
+            raise BadRequest("the agent metadata is not of the agent that was named")
+
+    def remove(self, name: str) -> None:
+        """Forget a peer. None of its reads may be under way."""
+        try:
+            self._agent.invalidateRemoteMD(name)
+        except Exception:
+            return  # it is not known (any more)
+
+    def prepare(self, peer: str | None, rows: Rows) -> int:
+        """A prepared list of descriptors: of our own memory (None) or a peer's; raises `BadRequest` for memory that
+        the peer has not registered."""
+        listed = self._nixl.nixlXferDList(self._nixl.DRAM_SEG, rows)
+        try:
+            handle: int = self._agent.prepXferDlist(self._nixl.NIXL_INIT_AGENT if peer is None else peer, listed, [])
+        except Exception as error:
+            raise BadRequest(f"memory that is not registered: {error}") from None
+        return handle
+
+    def drop(self, prepared: int) -> None:
+        self._agent.releasedDlistH(prepared)
+
+    def read(self, peer: str, local: Rows, remote: Rows) -> Transfer:
+        """Post a read of a peer's memory `remote` into ours, `local`. Raises `Disconnected`, `BadRequest` for memory
+        that is not registered (either side)."""
+        nixl = self._nixl
+        into = nixl.nixlXferDList(nixl.DRAM_SEG, local)
+        source = nixl.nixlXferDList(nixl.DRAM_SEG, remote)
+        try:
+            handle = self._agent.createXferReq(nixl.NIXL_READ, into, source, peer, "", [])
+        except nixl.nixlNotFoundError:
+            raise BadRequest("memory that is not registered, or a peer that is not known") from None
+        except Exception as error:
+            raise Disconnected(str(error)) from None
+        return self._post(handle, peer, len(local), int(local[:, 1].sum()))
+
+    def read_prepared(self, peer: str, into: int, local: Any, source: int, remote: Any, slot_bytes: int) -> Transfer:
+        """The same for single slots of prepared lists, by index (int32 columns)."""
+        nixl = self._nixl
+        try:
+            handle = self._agent.makeXferReq(nixl.NIXL_READ, into, local, source, remote, "", [], False)
+        except Exception as error:
+            raise Disconnected(str(error)) from None
+        return self._post(handle, peer, len(local), len(local) * slot_bytes)
+
+    def _post(self, handle: int, peer: str, descriptors: int, size: int) -> Transfer:
+        transfer = Transfer(handle, peer, descriptors, size)
+        try:
+            self._agent.postXferReq(handle, "")
+        except Exception as error:
+            self._release(transfer)
+            raise Disconnected(str(error)) from None
+        return transfer
+
+    def over(self, transfer: Transfer) -> bool:
+        """Whether it has ended (its handle goes with it); raises `Disconnected` when it ended badly."""
+        try:
+            state = self._agent.getXferStatus(transfer.handle)
+        except Exception as error:
+            self._release(transfer)
+            raise Disconnected(str(error)) from None
+        if state == self._nixl.NIXL_IN_PROG:
+            return False
+        self._release(transfer)
+        if state != self._nixl.NIXL_SUCCESS:
+            raise Disconnected(str(state))
+        return True
+
+    def progress(self) -> None:
+        """Let an initiator go on where it has nothing to ask about: connections that ended are closed."""
+        self._agent.getNotifs({}, [])
+
+    def close(self) -> None:
+        """The agent goes, and with it all that it knew. No read may be under way."""
+        for address in list(self._registered):
+            self.deregister(address)
+        del self._agent
+
+    def _release(self, transfer: Transfer) -> None:
+        try:
+            self._agent.releaseXferReq(transfer.handle)
+        except Exception:
+            return  # NIXL keeps it with the agent
+
+
+def _names(metadata: bytes, name: str) -> bool:
+    """Whether NIXL's metadata says it is of agent `name`: tag `Agent`, a 64-bit length, the name."""
+    head = b"nixlSerDes|Agent" + len(name).to_bytes(8, "little") + name.encode("ascii", "replace") + b"|"
+    return metadata.startswith(head)

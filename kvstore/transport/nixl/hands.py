@@ -1,0 +1,149 @@
+"""A shard's hold on its mover: started, asked, and started again when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.arena import Arena
+from kvstore.errors import BadRequest, ShardUnavailable, StagingRejected, StoreError, decode
+from kvstore.transport.nixl import frames
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 2.0
+AGAIN_S, LONGEST_AGAIN_S = 0.05, 5.0
+"""The wait before a mover that ended is started again; doubled each time until one has lived for the longest."""
+
+
+class Hands:
+    """The mover of one shard. `ended` is called when it has ended by itself: its clients have lost their memory."""
+
+    def __init__(self, pool: Arena, landing: Arena, ended: Callable[[], None]) -> None:
+        self._pool = pool
+        self._landing = landing
+        self._ended = ended
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.said: dict[str, Any] = {}
+        """Agent, metadata and address of the pool; empty while there is no mover."""
+
+    @property
+    def pid(self) -> int:
+        """The mover's process; 0 without one."""
+        return 0 if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start it. Raises `BadRequest` with what stands in its way."""
+        reader = await self._spawn()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep(reader))
+
+    async def stop(self) -> None:
+        """End it; what was under way has ended with it."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._bury()
+
+    async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Its answer, however long that takes: to a pull it comes when the pull is over. Raises what it refuses, and
+        `ShardUnavailable` when it has ended (and everything that it did with it)."""
+        if self._writer is None:
+            raise ShardUnavailable("the process that moves this shard's blocks is being started again")
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._writer.write(frames.pack({"op": op, "id": number, **fields}))
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _spawn(self) -> asyncio.StreamReader:
+        ours, theirs = socket.socketpair()
+        fds = {"socket": theirs.fileno(), "pool": self._pool.memory.fd, "landing": self._landing.memory.fd}
+        words = [f"--{name}={fd}" for name, fd in fds.items()]
+        words += [f"--slots={len(self._pool)}", f"--landing-slots={len(self._landing)}"]
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "kvstore.transport.nixl.mover",
+                *words,
+                f"--slot-bytes={self._pool.slot_bytes}",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=tuple(fds.values()),
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                said = await frames.next_frame(reader)
+        except TimeoutError:
+            said = None
+        if said is None or not said.get("ready"):
+            await self._bury()
+            raise decode(int((said or {}).get("code", BadRequest.code)), (said or {}).get("text", _SILENT))
+        self.said = said
+        return reader
+
+    async def _keep(self, reader: asyncio.StreamReader) -> None:
+        """Hand out answers; start it again when it ends."""
+        loop = asyncio.get_running_loop()
+        wait_s = AGAIN_S
+        while True:
+            began = loop.time()
+            while (said := await frames.next_frame(reader)) is not None:
+                self._take(said)
+            await self._bury()
+            self._ended()
+            wait_s = AGAIN_S if loop.time() - began > LONGEST_AGAIN_S else min(LONGEST_AGAIN_S, wait_s * 2)
+            while True:
+                await asyncio.sleep(wait_s)
+                with contextlib.suppress(StoreError):
+                    reader = await self._spawn()
+                    break
+                wait_s = min(LONGEST_AGAIN_S, wait_s * 2)
+
+    def _take(self, said: dict[str, Any]) -> None:
+        answer = self._waiting.get(int(said["id"]))
+        if answer is None or answer.done():
+            return
+        if said.get("over"):
+            answer.set_exception(StagingRejected(f"nothing was pulled: {said['text']}"))
+        elif "code" in said:
+            answer.set_exception(decode(int(said["code"]), str(said["text"])))
+        else:
+            answer.set_result(said)
+
+    async def _bury(self) -> None:
+        """It has ended, or does now; nobody waits for it any more."""
+        self.said = {}
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ShardUnavailable("the process that moves this shard's blocks has ended"))
+        self._waiting.clear()
+
+
+_SILENT = "the process that moves blocks by NIXL does not start (its output says more)"

@@ -1,0 +1,217 @@
+"""The one thread that calls an agent: a queue of work, reads under way, polling that sleeps.
+
+A read ends when NIXL says so and never before (see the package's page): whoever has waited long enough goes on without
+it, and hears of its end by `over`. Until then the memory that it writes into is not his.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from kvstore.errors import ShardUnavailable
+from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, agent_name
+
+T = TypeVar("T")
+Post = Callable[[Agent], Transfer]
+Over = Callable[["Moved | Disconnected"], None]
+
+SPIN_S = 300e-6
+"""So long after a post the thread only yields: a read of some blocks over tcp takes 60–150 µs, a nap at least 60."""
+NAP_S, LONGEST_NAP_S = 50e-6, 2e-3
+IDLE_S = 1.0
+"""Without reads under way it looks so often whether a connection has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a read was: descriptors, bytes, seconds from post to end."""
+
+    descriptors: int
+    size: int
+    seconds: float
+
+
+@dataclass(eq=False, slots=True)
+class _Read:
+    transfer: Transfer
+    over: Over
+    began: float = field(default_factory=time.perf_counter)
+
+
+class Owner:
+    """An agent and its thread. Closing it abandons what is under way: the process has to end soon after, or the memory
+    has to stay (`under_way`)."""
+
+    def __init__(self, kind: str, *, serves: bool) -> None:
+        self.name = agent_name(kind)
+        self._queue: SimpleQueue[Callable[[Agent], None] | None] = SimpleQueue()
+        self._reads: list[_Read] = []
+        self._met: dict[str, int] = {}
+        self._leaving: list[tuple[str, tuple[int, ...]]] = []
+        self._made: Future[None] = Future()
+        self._closed = False
+        self._thread = threading.Thread(target=self._live, args=(serves,), name=f"nixl-{kind}", daemon=True)
+        self._thread.start()
+        self._made.result()
+
+    @property
+    def under_way(self) -> int:
+        """Reads that have not ended."""
+        return len(self._reads)
+
+    def submit(self, work: Callable[[Agent], T]) -> Future[T]:
+        """Do `work` on the agent's thread."""
+        done: Future[T] = Future()
+
+        def act(agent: Agent) -> None:
+            try:
+                done.set_result(work(agent))
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._put(act)
+        return done
+
+    def call(self, work: Callable[[Agent], T]) -> T:
+        """The result of `work`, done on the agent's thread (a short one: the caller waits)."""
+        return self.submit(work).result()
+
+    def read(self, post: Post, over: Over) -> None:
+        """Post a read; `over` is called on the agent's thread once it has ended, well or badly."""
+
+        def act(agent: Agent) -> None:
+            try:
+                transfer = post(agent)
+            except Disconnected as error:
+                over(error)
+            except BaseException as error:
+                over(Disconnected(str(error)))
+            else:
+                self._reads.append(_Read(transfer, over))
+
+        self._put(act)
+
+    def meet(self, peer: str, metadata: bytes) -> Future[None]:
+        """Load a peer's metadata: anew, unless reads from it are under way. As often as `forget` will be called."""
+
+        def act(agent: Agent) -> None:
+            self._let_go(agent)
+            agent.add(metadata, peer)
+            self._met[peer] = self._met.get(peer, 0) + 1
+
+        return self.submit(act)
+
+    def forget(self, peer: str, *prepared: int) -> None:
+        """Let a peer go, with lists that were prepared for it, as soon as no read from it is under way."""
+
+        def act(agent: Agent) -> None:
+            self._leaving.append((peer, prepared))
+            self._let_go(agent)
+
+        self.at_leisure(act)
+
+    def at_leisure(self, act: Callable[[Agent], None]) -> None:
+        """Tidy something up on the agent's thread; nothing is done once the agent is closed, and nothing is left."""
+        if not self._closed:
+            self._queue.put(act)
+
+    def close(self) -> None:
+        """End the thread and the agent. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+
+    def _put(self, act: Callable[[Agent], None]) -> None:
+        if self._closed:
+            raise ShardUnavailable("the transport is closed")
+        self._queue.put(act)
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _live(self, serves: bool) -> None:
+        try:
+            agent = Agent(self.name, serves=serves)
+        except BaseException as error:
+            self._made.set_exception(error)
+            return
+        self._made.set_result(None)
+        with contextlib.suppress(_Ended):
+            while True:
+                self._turn(agent)
+        if self._reads:
+            _abandoned.append(agent)  # destroying it under its reads would abort the process at their other end
+        else:
+            agent.close()
+
+    def _turn(self, agent: Agent) -> None:
+        """Take what is in the queue, or wait for it as long as the reads under way allow; then look after these."""
+        nap = self._nap()
+        try:
+            self._act(agent, self._queue.get(timeout=nap) if nap else self._queue.get_nowait())
+            while True:
+                self._act(agent, self._queue.get_nowait())
+        except Empty:
+            pass
+        if self._reads:
+            self._poll(agent)
+        elif nap:
+            agent.progress()
+
+    def _act(self, agent: Agent, act: Callable[[Agent], None] | None) -> None:
+        if act is None:
+            raise _Ended
+        act(agent)
+
+    def _nap(self) -> float:
+        if not self._reads:
+            return IDLE_S
+        age = time.perf_counter() - self._reads[-1].began
+        if age < SPIN_S:
+            os.sched_yield()
+            return 0.0
+        return min(LONGEST_NAP_S, NAP_S + age / 64)
+
+    def _poll(self, agent: Agent) -> None:
+        going: list[_Read] = []
+        for read in self._reads:
+            said: Any = None
+            try:
+                if agent.over(read.transfer):
+                    moved = read.transfer
+                    said = Moved(moved.descriptors, moved.size, time.perf_counter() - read.began)
+            except Disconnected as error:
+                said = error
+            if said is None:
+                going.append(read)
+            else:
+                read.over(said)
+        self._reads = going
+        if self._leaving:
+            self._let_go(agent)
+
+    def _let_go(self, agent: Agent) -> None:
+        busy = {read.transfer.peer for read in self._reads}
+        for peer, prepared in [gone for gone in self._leaving if gone[0] not in busy]:
+            self._leaving.remove((peer, prepared))
+            for one in prepared:
+                agent.drop(one)
+            self._met[peer] = self._met.get(peer, 1) - 1
+            if self._met[peer] <= 0:
+                del self._met[peer]
+                agent.remove(peer)
+
+
+class _Ended(Exception):  # noqa: N818 - the thread's own way out
+    """Somebody closed it."""
+
+
+_abandoned: list[Agent] = []

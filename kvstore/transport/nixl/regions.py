@@ -1,0 +1,127 @@
+"""Memory that reads land in: registered once, used often, and let go only when no read is under way into it."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from kvstore.errors import BadRequest
+from kvstore.header import Bytes
+from kvstore.transport import Ints
+from kvstore.transport.nixl.agent import spans
+from kvstore.transport.nixl.owner import Owner
+
+
+class _Holder:
+    """What arrays of a region are made of: it lives as long as any of them, and its end is theirs."""
+
+    def __init__(self, base: int, size: int) -> None:
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (base, False)}
+
+
+class Region:
+    """`slots` slots of memory, registered with an owner's agent. `busy`: reads under way into it; `given_up`: those of
+    them that nobody waits for any more, so that nobody may use the memory."""
+
+    def __init__(self, owner: Owner, slots: int, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.size = slots * slot_bytes
+        self._owner = owner
+        self._map: mmap.mmap | None = mmap.mmap(-1, self.size)
+        plain = np.frombuffer(self._map, np.uint8)
+        plain.fill(0)
+        self.base = int(plain.ctypes.data)
+        del plain
+        self.busy = 0
+        self.given_up = 0
+        self._dropped = False
+        self._lock = threading.Lock()
+        whole = spans(self.base, np.arange(slots), 1, slot_bytes)
+
+        def register(agent: Any) -> int:
+            agent.register(self.base, self.size)
+            made: int = agent.prepare(None, whole)
+            return made
+
+        self.prepared = owner.call(register)
+        """A prepared list of its slots."""
+
+    def array(self) -> Bytes:
+        """`[slots, slot_bytes]`; to be called once: when this array and its views are gone, so is the region."""
+        holder = _Holder(self.base, self.size)
+        weakref.finalize(holder, self.drop).atexit = False
+        found: Bytes = np.asarray(holder).reshape(-1, self.slot_bytes)
+        return found
+
+    def holds(self, address: int, size: int) -> bool:
+        return self.base <= address and address + size <= self.base + self.size
+
+    def begin(self) -> None:
+        with self._lock:
+            self.busy += 1
+
+    def give_up(self) -> None:
+        with self._lock:
+            self.given_up += 1
+
+    def end(self, *, given_up: bool) -> None:
+        """A read is over. Called on the owner's thread, or by `drop`."""
+        with self._lock:
+            self.busy -= 1
+            self.given_up -= given_up
+        self._maybe_release()
+
+    def drop(self) -> None:
+        """Nobody looks at it any more."""
+        self._dropped = True
+        self._maybe_release()
+
+    def _maybe_release(self) -> None:
+        with self._lock:
+            if not self._dropped or self.busy or self._map is None:
+                return
+            memory, self._map = self._map, None
+
+        def release(agent: Any) -> None:
+            agent.drop(self.prepared)
+            agent.deregister(self.base)
+            memory.close()
+
+        self._owner.at_leisure(release)
+
+
+class Regions:
+    """The regions of one client."""
+
+    def __init__(self, owner: Owner, slot_bytes: int) -> None:
+        self._owner = owner
+        self._slot_bytes = slot_bytes
+        self._regions: list[weakref.ref[Region]] = []
+        self._lock = threading.Lock()
+
+    def make(self, slots: int) -> Region:
+        """New registered memory for `slots` slots."""
+        region = Region(self._owner, slots, self._slot_bytes)
+        with self._lock:
+            self._regions = [known for known in self._regions if known() is not None]
+            self._regions.append(weakref.ref(region))
+        return region
+
+    def find(self, out: Bytes) -> Region | None:
+        """The region that `out` lies in, whole."""
+        address, size = int(out.ctypes.data), out.nbytes
+        for known in self._regions:
+            region = known()
+            if region is not None and region.holds(address, size):
+                return region
+        return None
+
+
+def require_slots(slots: Ints, blocks: int) -> None:
+    """Raise `BadRequest` where a slot is not of a pool of `blocks`."""
+    if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= blocks):
+        raise BadRequest(f"slots {int(slots.min())} … {int(slots.max())} are not all in a pool of {blocks}")
