@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from probes.promql.engine import Mode
+from probes.records import dataclass
 from probes.rules import RuleSet
 from probes.sampler import Cycle, Sampler
 from probes.series import SeriesStore
@@ -92,18 +93,20 @@ def attach(
     max_bytes: int | None = None,
     lookback_ms: int | None = None,
     names: Iterable[str] = (),
+    sysfs: Path | None = None,
 ) -> Attachment:
     """Attach to every target of the command line and of the configuration; recordings are loaded at once.
 
     ``interval_ms`` of None means the configuration's, else 1000; ``rules`` of None the packaged ones. A Prometheus
-    server is asked for ``lookback_ms`` of what the rules read, and of ``names``. Raises ``TargetError`` for a target
-    that cannot be meant; what a target does when asked is told by its status instead.
+    server is asked for ``lookback_ms`` of what the rules read, and of ``names``. ``sysfs`` stands for ``/sys`` where
+    the target ``rdma`` reads. Raises ``TargetError`` for a target that cannot be meant; what a target does when asked
+    is told by its status instead.
     """
     settings = _settings(config)
     wanted = [*(parse_target(text) for text in targets), *settings.targets]
     if not wanted:
         raise TargetError("no target: name one, as in host:8000, http://host:port/metrics or a recording's path")
-    wanted = _told_apart(wanted)
+    wanted = _told_apart(_rooted(wanted, sysfs))
     live = any(target.kind != "recording" for target in wanted)
     interval = interval_ms or settings.interval_ms or 1000
     store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
@@ -122,6 +125,15 @@ def attach(
     sources = [made[target.shown] for target in wanted]
     view = View(store, ruleset, mode)
     return Attachment(store, view, Sampler(store, sources, interval), live, settings)
+
+
+def _rooted(targets: Sequence[Target], sysfs: Path | None) -> list[Target]:
+    """The targets, those that read the host's own sysfs at ``sysfs`` instead."""
+    if sysfs is None:
+        return list(targets)
+    if not sysfs.is_dir():
+        raise TargetError(f"--sysfs {sysfs}: no such folder; it stands for /sys")
+    return [replace(one, path=sysfs) if one.kind == "rdma" and one.path is None else one for one in targets]
 
 
 def _told_apart(targets: Sequence[Target]) -> list[Target]:
@@ -153,6 +165,10 @@ def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
         from probes.sources.recording import RecordingSource
 
         return RecordingSource(target.shown, target.path, store)
+    if target.kind == "rdma":
+        from probes.sources.rdma import RdmaSource
+
+        return RdmaSource(target, store, timeout_s=timeout_s)
     if target.kind in ("file_sd", "http_sd"):
         from probes.sources.discovery import Discovery
 

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from probes.printable import has_control, one_line
+from probes.records import dataclass
 from probes.regular import kind
 
 DEFAULT_JOB = "kvscope"
 """The job of a target that no configuration names: all of them are one job, so that peers can be compared."""
 
-Kind = Literal["http", "prometheus", "recording", "file_sd", "http_sd"]
+RDMA_JOB = "rdma"
+
+Kind = Literal["http", "prometheus", "recording", "file_sd", "http_sd", "rdma"]
 
 _LATER = {
     "nvml": "GPU readings through NVML",
-    "rdma": "RDMA port counters",
     "host": "host pressure readings",
     "log": "engine log files",
 }
 _HOST_PORT = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?$")
 _QUERY_VALUE = re.compile(r"=[^&;#]*")
 _FORMS = (
-    "http://host:port/metrics, host:port, prometheus+http://host:9090, a recording's path, file_sd:FILE, http_sd:URL"
+    "http://host:port/metrics, host:port, prometheus+http://host:9090, a recording's path, "
+    "file_sd:FILE, http_sd:URL, rdma"
 )
 
 
@@ -82,6 +85,8 @@ def parse_target(text: str) -> Target:
         return _web(text, "http")
     if text.startswith(("prometheus+http://", "prometheus+https://")):
         return _web(text.removeprefix("prometheus+"), "prometheus")
+    if scheme == "rdma":
+        return _rdma(rest if colon else None)
     if scheme == "file_sd" and colon:
         return _file_sd(rest)
     if scheme == "http_sd" and colon:
@@ -143,6 +148,16 @@ def _local(text: str) -> Target:
     if "/" in text or "." in text:
         raise TargetError(f"target {hide(text)}: no such file (and no host:port)")
     raise TargetError(f"target {hide(text)}: no such file; a server needs its port, as in {hide(text)}:8000")
+
+
+def _rdma(rest: str | None) -> Target:
+    """The ports of this host, or of the sysfs tree at a path; its job is that of a host's exporter: it is no engine."""
+    if rest is None:
+        return Target("rdma", "rdma", job=RDMA_JOB)
+    path = Path(rest).expanduser()
+    if not rest or not path.is_dir():
+        raise TargetError(f"target rdma:{hide(rest)}: no such folder; it stands for /sys, as in rdma:/host/sys")
+    return Target("rdma", f"rdma:{rest}", path=path, job=RDMA_JOB)
 
 
 def _file_sd(rest: str) -> Target:

@@ -45,7 +45,6 @@ def test_a_path_that_is_there_is_a_recording(tmp_path: Path) -> None:
     [
         ("", "empty target"),
         ("nvml", "not supported by this version"),
-        ("rdma", "not supported by this version"),
         ("host", "not supported by this version"),
         ("log:/var/log/x", "not supported by this version"),
         ("ftp://h/x", "unknown scheme"),

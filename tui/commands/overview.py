@@ -10,6 +10,7 @@ TARGET (several at once):
   prometheus+http://host:9090           a Prometheus server (Thanos, Mimir, VictoriaMetrics)
   FILE                                  a recording (OpenMetrics with timestamps)
   file_sd:FILE, http_sd:URL             Prometheus' discovery formats
+  rdma, rdma:PATH                       this host's RDMA ports and interfaces (--sysfs PATH: another tree)
 None: what is found on this host."""
 
 EXIT_CODES = """\

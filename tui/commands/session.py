@@ -6,11 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playbooks.printable import name_text, printable
+from probes.records import dataclass
 from probes.sources.base import SourceStatus
 from tui.commands import EXIT_NOTHING, CommandError
 from tui.commands.when import Moment, duration_option, duration_text, rfc3339
@@ -107,6 +107,7 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
         default=round(TIMEOUT_S * 1000),
         help="deadline of a scrape (5s)",
     )
+    parser.add_argument("--sysfs", metavar="PATH", type=Path, help="what the target rdma reads instead of /sys")
 
 
 def attached(
@@ -137,6 +138,7 @@ def attached(
         max_bytes=max_bytes,
         lookback_ms=lookback_ms,
         names=names,
+        sysfs=args.sysfs,
     )
     if attachment.config.slo:
         objectives(attachment.config.slo)  # a broken one is refused by every command, not only where it is tested

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from probes.rdma.page import Reader
+from probes.rdma.tree import SysfsTree
 from probes.rules import CanonicalEntry, Rule, RuleSet
 from tests.fixtures.kvstore import page as store
+from tests.probes import sysfs_trees
 
 ENGINES = Path(__file__).parents[3] / "probes" / "engines"
 SHARED = Path(__file__).parents[3] / ".." / "shared"
@@ -25,6 +29,18 @@ SYNTHETIC = {
     "scrape_samples_scraped": "gauge",
     "kvscope_scrape_samples_changed": "gauge",
 }
+# node_exporter 1.11, collectors infiniband, netdev and netclass: not in the catalogue.
+NODE = dict.fromkeys(
+    (
+        "node_infiniband_port_packets_received_total",
+        "node_infiniband_port_packets_transmitted_total",
+        "node_network_receive_packets_total",
+        "node_network_transmit_packets_total",
+        "node_network_receive_drop_total",
+        "node_network_carrier_down_changes_total",
+    ),
+    "counter",
+)
 # Units of the catalogue that are another word for ours, and those that a rule's scale turns into ours.
 WORDS = {
     "ratio 0-1": "ratio",
@@ -95,6 +111,18 @@ def store_types() -> dict[str, str]:
 
 
 @cache
+def sysfs_types() -> dict[str, str]:
+    """Name → type, as the target `rdma` tells an mlx5, a bnxt_re and an rxe port."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        sysfs_trees.mlx5(root)
+        sysfs_trees.bnxt(root)
+        sysfs_trees.lay(root, "healthy_rc-a-after")
+        page = Reader(SysfsTree.at(root)).read().page.decode()
+    return dict(re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE))
+
+
+@cache
 def info_gauges() -> set[str]:
     listed = yaml.safe_load((ENGINES / "info_labels.yml").read_text())
     return {f"{info}:{label}" for info, entry in listed.items() for label in entry["labels"]}
@@ -116,7 +144,8 @@ def test_every_raw_name_is_known_with_the_type_of_its_canonical_entry() -> None:
         elif metric in catalogue():
             kind = str(catalogue()[metric]["type"])
         else:
-            kind = store_types().get(metric) or seen_types().get(metric, "nowhere to be found")
+            known = store_types() | sysfs_types() | NODE
+            kind = known.get(metric) or seen_types().get(metric, "nowhere to be found")
         if kind != entry.type and not (kind == "unknown" and entry.type == "counter"):
             wrong.append(f"{rule.file}:{rule.line}: {metric} is {kind}, {entry.name} a {entry.type}")
     assert not wrong
