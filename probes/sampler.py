@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from probes.records import dataclass
 from probes.series import SeriesStore
 from probes.sources.base import Source, SourceStatus
 from probes.sources.discovery import Discovery

@@ -6,7 +6,6 @@ Threads: one writer; readers run in the writer's thread. Nothing here locks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +14,7 @@ from probes.columns import ABSENT, STALE, Floats, Rows, Times, is_absent, is_sam
 from probes.frame import Frame
 from probes.labels import NAME, Labels
 from probes.promql.ast import Matcher
+from probes.records import dataclass
 
 __all__ = [
     "ABSENT",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from probes.records import dataclass
 from probes.target import Target
 
 

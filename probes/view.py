@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from probes.promql.engine import Engine, Mode, steps
 from probes.promql.parse import parse
 from probes.promql.spans import close_spans, open_spans
 from probes.promql.value import Scalar, Value, Vector
+from probes.records import dataclass
 from probes.rules.presence import instances
 from probes.series import SeriesStore
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
+
+from probes.records import dataclass
 
 SPEEDS = (1, 2, 5, 10, 30, 60, 300)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from probes.labels import Labels
+from probes.records import dataclass
 from tui.reading import FLEET, EntityReading
 from tui.snapshot import Snapshot
 

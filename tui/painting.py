@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from probes.records import dataclass
 from tui.draw import keys, overview, verdict
 from tui.draw.canvas import Canvas
 from tui.look import Look, selected

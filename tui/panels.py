@@ -10,8 +10,9 @@ expression of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from probes.records import dataclass
 
 
 class Draw(StrEnum):

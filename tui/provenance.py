@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from probes.labels import Labels
+from probes.records import dataclass
 from tui.panels import BY_NAME, Merge, Panel
 from tui.reading import duration
 

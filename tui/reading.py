@@ -19,12 +19,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
 from probes.labels import Labels
+from probes.records import dataclass
 from tui.panels import PANELS, Merge, Of, Panel
 from tui.vocabulary import vocabulary
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from probes.labels import Labels
+from probes.records import dataclass
 from tui.cursor import Cursor, Mode
 from tui.reading import EntityReading
 from tui.trail import NO_TRAIL, Key, Trail

@@ -8,11 +8,11 @@ says it too. `MONO` has no colour at all, for ``NO_COLOR``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from rich.style import Style
 
+from probes.records import dataclass
 from tui.draw.chart import SHADES
 
 

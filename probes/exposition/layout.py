@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from probes.exposition.line import Family
+from probes.records import dataclass
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

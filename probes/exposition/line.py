@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from probes.labels import NAME, Labels
 from probes.printable import one_line
+from probes.records import dataclass
 
 METRIC_TYPES = frozenset(
     ["counter", "gauge", "histogram", "summary", "untyped", "unknown", "info", "stateset", "gaugehistogram"]

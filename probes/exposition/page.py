@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from probes.exposition.line import (
 from probes.exposition.news import CLOCK_LINES, News, check_clock
 from probes.exposition.refuse import decode, refuse_foreign
 from probes.labels import Labels
+from probes.records import dataclass
 
 NO_TIME = np.iinfo(np.int64).min
 

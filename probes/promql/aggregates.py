@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from probes.promql.relabel import LABEL_NAME
 from probes.promql.settle import merged
 from probes.promql.value import Inputs, Scalar, Vector
 from probes.promql.windows import by_count
+from probes.records import dataclass
 
 _Wide: TypeAlias = NDArray[np.longdouble]
 

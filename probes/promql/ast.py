@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 from probes.labels import NAME
+from probes.records import dataclass
 
 SET_OPERATORS = frozenset({"and", "or", "unless"})
 COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from probes.columns import Times
 from probes.promql.ast import Expr, Matcher
 from probes.promql.value import Value
+from probes.records import dataclass
 from probes.series import Selection
 
 _T = TypeVar("_T")

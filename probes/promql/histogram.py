@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from probes.promql.context import Context
 from probes.promql.settle import merged
 from probes.promql.value import Inputs, Vector
 from probes.promql.windows import by_count
+from probes.records import dataclass
 
 _TOLERANCE = 1e-12
 """Relative difference between neighbouring buckets that Prometheus 3 takes for a rounding error."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from probes.promql.errors import PromQLError
 from probes.promql.signatures import ALL_AGGREGATES
 from probes.promql.syntax import UnexpectedTokenError, check
 from probes.promql.tokens import Token
+from probes.records import dataclass
 
 _QUOTED = re.compile(r"'([^']*)'")
 _ARGUMENT = re.compile(r"expected type (\w+) in (?:call to function '\w+'|aggregation expression), got (\w+)")

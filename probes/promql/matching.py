@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from probes.columns import Floats, Mask, Rows
@@ -14,6 +12,7 @@ from probes.promql.errors import PromQLError
 from probes.promql.operators import combine, drops_name
 from probes.promql.settle import merged
 from probes.promql.value import Inputs, Vector
+from probes.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from probes.promql.errors import PromQLError
+from probes.records import dataclass
 
 _SPACE = re.compile(r"(?:\s|#[^\n]*)+")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from probes.columns import Floats, Mask, Times
 from probes.labels import Labels
+from probes.records import dataclass
 
 Inputs: TypeAlias = tuple[frozenset[Labels], ...]
 

@@ -7,13 +7,13 @@ Windows of equal length go together; series with gaps are compacted and grouped 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from probes.columns import Floats, Mask, Rows, Times, is_sample
 from probes.labels import Labels
+from probes.records import dataclass
 
 _BLOCK_ENTRIES = 1 << 19
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from probes.records import dataclass
 
 if TYPE_CHECKING:
     from probes.rules.document import Document, Position

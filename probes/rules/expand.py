@@ -6,7 +6,7 @@ expression. So it is pushed into the alternatives, and the scale is taken out of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import cast
 
 from probes.labels import NAME
@@ -18,6 +18,7 @@ from probes.promql.ast import (
     Paren,
     VectorSelector,
 )
+from probes.records import dataclass
 from probes.rules.canonical import PREFIX, Vocabulary
 from probes.rules.errors import ExpansionError
 from probes.rules.inline import INSTANT, Reading, inline, set_label

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from probes.labels import NAME
 from probes.promql.ast import Binary, Call, Expr, Matcher, NumberLiteral, StringLiteral, VectorSelector
+from probes.records import dataclass
 from probes.rules.push import Matchers, push
 from probes.rules.rule import Alternative, Relabel, Rule
 from probes.rules.seen import Seen

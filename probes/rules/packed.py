@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from probes.promql import ast
+from probes.records import dataclass
 from probes.rules.canonical import CanonicalEntry
 from probes.rules.rule import Alternative, Relabel, Rule
 

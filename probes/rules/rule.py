@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from probes.promql.ast import Expr, VectorSelector
+from probes.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

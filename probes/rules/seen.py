@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from probes.labels import NAME
 from probes.promql.ast import (
@@ -19,6 +18,7 @@ from probes.promql.ast import (
     Subquery,
     Unary,
 )
+from probes.records import dataclass
 
 KEEP_NAMES = frozenset(
     {"last_over_time", "first_over_time", "sort", "sort_desc", "sort_by_label", "sort_by_label_desc"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from probes.records import dataclass
 
 State = Literal[
     "fresh",

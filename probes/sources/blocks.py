@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from probes.columns import ABSENT, STALE, Floats, Mask, Times, blank, is_absent
 from probes.labels import Labels
+from probes.records import dataclass
 from probes.sources.blanks import Blanks
 from probes.sources.info import InfoLabels
 

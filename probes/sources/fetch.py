@@ -6,13 +6,13 @@ import contextlib
 import os
 import time
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import h11
 
 from probes.printable import LONGEST, one_line
+from probes.records import dataclass
 from probes.sources.base import State
 from probes.sources.resolve import NameError_
 from probes.sources.wire import DeadlineError, Network, Wire

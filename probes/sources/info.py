@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from probes.labels import Labels
+from probes.records import dataclass
 from probes.rules.packed import packed
 
 # A path, not importlib.resources: that costs every start 9 ms.

@@ -9,8 +9,9 @@ import argparse
 import importlib
 import os
 import sys
-from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
+
+from probes.records import dataclass
 
 EXIT_OK = 0
 EXIT_FINDING = 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from probes.records import dataclass
 
 _UNIT_MS = {"y": 31_536_000_000, "w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 # Prometheus' own order, largest first, each unit at most once.
