@@ -20,19 +20,26 @@ usage: kvstore COMMAND [options]        (kvstore COMMAND --help says more)
 
   serve      one shard: a process with a pool, a port and a page of metrics
   cluster    several shards on this host, and a cluster file
+  certs      a CA, certificates and a token, to try encryption between hosts out
   replay     play a trace of requests against a store
   bench      NAME: measure it (see kvstore bench)
   tune       choose a block size      (comes with a later release)
   simulate   placement and load       (comes with a later release)
 """
 _LATER = ("tune", "simulate")
-_STORE_NEEDS = {"grpc": "grpcio", "xxhash": "xxhash", "prometheus_client": "prometheus-client"}
+_NEEDS = {
+    "grpc": ("grpcio", "store"),
+    "xxhash": ("xxhash", "store"),
+    "prometheus_client": ("prometheus-client", "store"),
+    "cryptography": ("cryptography", "certs"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvstore``; the exit code."""
     # We call no BLAS: one thread keeps its start-up and its memory out of every shard (before numpy is imported).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in one line, and by us
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -48,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ModuleNotFoundError as error:
-        package = _STORE_NEEDS.get((error.name or "").split(".")[0])
-        if package is None:
+        package, extra = _NEEDS.get((error.name or "").split(".")[0], ("", ""))
+        if not package:
             raise
-        return _told(command, f"{package} is not installed: pip install 'kvscope[store]'")
+        return _told(command, f"{package} is not installed: pip install 'kvscope[{extra}]'")
     except Exception as error:
         line = _one_line(error)
         if line is not None:
@@ -68,7 +75,12 @@ def _run(command: str, words: list[str]) -> int:
         return _told(command, "comes with a later release")
     if command == "bench":
         return _bench(words)
-    modules = {"serve": "kvstore.serve_command", "cluster": "kvstore.cluster_command", "replay": "kvstore.replay.cli"}
+    modules = {
+        "serve": "kvstore.serve_command",
+        "cluster": "kvstore.cluster_command",
+        "certs": "kvstore.certs_command",
+        "replay": "kvstore.replay.cli",
+    }
     if command not in modules:
         return _told(command, f"no such command; there are {', '.join(sorted([*modules, 'bench', *_LATER]))}")
     code: int = importlib.import_module(modules[command]).run(words)

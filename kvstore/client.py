@@ -26,6 +26,7 @@ from kvstore.errors import StoreError
 from kvstore.handle import SessionHandle
 from kvstore.layout import Layout
 from kvstore.link import Link
+from kvstore.security import Access
 from kvstore.shards import Shards
 from kvstore.staging import Staging
 from kvstore.traced import traced_methods
@@ -55,15 +56,20 @@ class Client(Reads, Puts):
         name: str = "",
         enforce_need: bool = True,
         transport: str = "auto",
+        access: Access | None = None,
     ) -> Client:
         """Connect to every shard of a store: `"127.0.0.1:7600,127.0.0.1:7601"`, a sequence of such, or the path of a
         cluster file. `staging_blocks`: room for puts under way (default: 64 MiB). `transport`: `mapped` (shards of this
         host), `nixl` (of any host), or `auto`: mapped where a shard's door can be reached from here, else nixl.
 
-        Raises `LayoutMismatch` naming the field, `ShardUnavailable`, `BadRequest` for targets that make no store.
+        `access`: certificates and token (default: what the environment names), which are needed off loopback.
+
+        Raises `AccessDenied`, `LayoutMismatch` naming the field, `ShardUnavailable`, `BadRequest` for targets that make
+        no store.
         `enforce_need` False is a test's switch: gets then take blocks older than they need.
         """
         deadline = Deadline(deadline_ms)
+        access = access or Access.from_environment()
         addresses = addresses_of(targets)
         blocks = staging_blocks or max(1, STAGING_BYTES // layout.slot_bytes)
         client = cls(
@@ -74,8 +80,9 @@ class Client(Reads, Puts):
             enforce_need=enforce_need,
             transport=transport,
         )
+        name = name or f"pid-{os.getpid()}"
         links = [
-            Link(address, layout, client._transport, client.clock, name or f"pid-{os.getpid()}", client.writes.lost)
+            Link(address, layout, client._transport, client.clock, name, client.writes.lost, access)
             for address in addresses
         ]
         try:

@@ -46,6 +46,12 @@ def run(argv: Sequence[str]) -> int:
         session_ttl=given.session_ttl,
         naive_bitmap=given.naive_bitmap,
         drain_us=given.drain_us,
+        tls_ca=given.tls_ca,
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
+        token_file=given.token_file,
+        insecure=given.insecure,
+        advertise=given.advertise,
         nixl=given.nixl,
     ) as cluster:
         for facts in cluster.facts:
@@ -81,11 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shards", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--lifeline-fd", type=int, default=-1, help=argparse.SUPPRESS)
     options.add_store_options(parser)
+    options.add_access_options(parser)
     parser.add_argument(
         "--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="of shard 0, counting up; port 0: any"
     )
     parser.add_argument(
         "--metrics-port", type=int, default=9600, metavar="PORT", help="of shard 0, counting up; 0: any (default: 9600)"
     )
+    parser.add_argument("--advertise", metavar="HOST", help="by which others reach it, where that is not --listen's")
     parser.add_argument("--cluster-file", type=Path, metavar="FILE", help="where to write the addresses")
     return parser

@@ -99,6 +99,27 @@ class BadRequest(StoreError):
     reason = "bad_request"
 
 
+class AccessDenied(StoreError):
+    """Certificate or token do not do, on either side; the message says which and what to give."""
+
+    code = 13
+    reason = "denied"
+
+
+class OwnerLapsed(StoreError):
+    """The shard's own lease could not be renewed: it publishes nothing, since another may own these keys by now."""
+
+    code = 14
+    reason = "lapsed"
+
+
+class EpochStale(StoreError):
+    """Asker and shard know different members: the home of these keys is another shard. Look again who they are."""
+
+    code = 15
+    reason = "epoch"
+
+
 class LogFailed(StoreError):
     """The log could not be written or flushed; the shard stops, since what was acknowledged may not be durable."""
 

@@ -13,8 +13,9 @@ from kvstore.calls import Broken, Calls, TimedOut, Unfit
 from kvstore.calls.frames import FrameCalls
 from kvstore.clock import LamportClock
 from kvstore.deadline import Deadline
-from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
+from kvstore.errors import AccessDenied, BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
 from kvstore.layout import Layout
+from kvstore.security import Access
 from kvstore.transport import Peer, Transport
 from probes.instrument import current_traceparent
 
@@ -34,6 +35,7 @@ class Link:
         clock: LamportClock,
         name: str,
         lost: Callable[[Link], None],
+        access: Access | None = None,
     ) -> None:
         self.address = address
         self.number = -1
@@ -43,6 +45,7 @@ class Link:
         self._clock = clock
         self._name = name
         self._lost = lost
+        self._access = access or Access()
         self._calls: Calls | None = None
         self._connecting = asyncio.Lock()
         self._instance = ""
@@ -142,7 +145,7 @@ class Link:
             raise
 
     async def _connect(self, deadline: Deadline) -> None:
-        described = {**await self._describe(deadline), "reached": self.address}
+        described = {**await self._describe(deadline), "reached": self.address, "access": self._access}
         peer = await self._transport.connect(described, self._layout, self._name, deadline)
         number = int(peer.facts["shard"])
         if self.number not in (-1, number):
@@ -162,7 +165,7 @@ class Link:
 
         path = peer.facts.get("calls")
         if not path:
-            return RpcCalls(self.address)
+            return RpcCalls(self.address, self._access)
         try:
             return await FrameCalls.connect(str(path), deadline.left_s)
         except (OSError, TimeoutError) as error:
@@ -174,15 +177,16 @@ class Link:
 
         from kvstore.calls.rpc import channel_to
 
-        channel = channel_to(self.address)
+        if self._access.tls:
+            await self._require_trust(deadline)
+        channel = channel_to(self.address, self._access)
         try:
             ask: Any = channel.unary_unary(DESCRIBE)
             described = json.loads(await ask(b"", timeout=deadline.left_s))
         except grpc.aio.AioRpcError as error:
             if deadline.passed:
                 raise self._silent(deadline) from None
-            why = error.details() or error.code().name
-            raise ShardUnavailable(f"shard {self._who()} cannot be reached: {why}") from None
+            raise await self._unreachable(error.code().name, error.details() or "", deadline) from None
         except ValueError:
             raise ShardUnavailable(f"{self.address} answers, but is no shard") from None
         finally:
@@ -190,6 +194,25 @@ class Link:
         if not isinstance(described, dict):
             raise ShardUnavailable(f"{self.address} answers, but is no shard")
         return described
+
+    async def _unreachable(self, code: str, why: str, deadline: Deadline) -> StoreError:
+        """What kept us from describing a shard: TLS and tokens in words of their own."""
+        if code == "UNAUTHENTICATED":
+            return AccessDenied(f"shard {self._who()} does not let us in: {why}")
+        if code == "UNAVAILABLE":
+            try:
+                await self._require_trust(deadline)
+            except AccessDenied as denied:
+                return denied
+        return ShardUnavailable(f"shard {self._who()} cannot be reached: {why or code}")
+
+    async def _require_trust(self, deadline: Deadline) -> None:
+        """Shake hands once without gRPC, which says little of what was wrong, and that on our standard error."""
+        from kvstore.security.probe import tls_trouble
+
+        trouble = await tls_trouble(self.address, self._access, deadline.left_s)
+        if trouble is not None:
+            raise AccessDenied(f"shard {self._who()}: {trouble}")
 
     def _who(self) -> str:
         return self.address if self.number < 0 else f"{self.number} ({self.address})"

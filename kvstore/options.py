@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from kvstore.errors import BadRequest
 from kvstore.layout import Layout
 from kvstore.messages import Durability
+from kvstore.security import Access
+from kvstore.security.access import ENVIRONMENT, INSECURE
 
 DURABILITY = {"none": Durability.NONE, "log": Durability.LOG, "log+sync": Durability.LOG_SYNC}
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -42,6 +45,28 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts")
     parser.add_argument("--naive-bitmap", action="store_true", help="the slow one: the host reads it bit by bit")
     parser.add_argument("--drain-us", type=int, default=20, metavar="N", help="what one such read costs (default: 20)")
+
+
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Certificates and token; each may come from the environment instead."""
+    group = parser.add_argument_group("between hosts", "needed off loopback (`kvstore certs` makes them to try out)")
+    for name, variable, text in (
+        ("tls-ca", "KVSTORE_TLS_CA", "the CA whose certificates are believed"),
+        ("tls-cert", "KVSTORE_TLS_CERT", "our certificate"),
+        ("tls-key", "KVSTORE_TLS_KEY", "its key"),
+        ("token-file", "KVSTORE_TOKEN_FILE", "the token that every call carries; a file for this user alone"),
+    ):
+        group.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{text} (or {variable})")
+    group.add_argument("--insecure", action="store_true", help="do without all that off loopback, too")
+
+
+def access_of(given: argparse.Namespace) -> Access:
+    """Options first, then the environment. Raises `BadRequest`."""
+    paths = {
+        name: getattr(given, option) or os.environ.get(ENVIRONMENT[name])
+        for name, option in (("ca", "tls_ca"), ("cert", "tls_cert"), ("key", "tls_key"), ("token_file", "token_file"))
+    }
+    return Access.of(**paths, insecure=given.insecure or os.environ.get(INSECURE, "") not in ("", "0"))
 
 
 def layout_of(given: argparse.Namespace) -> Layout:

@@ -39,6 +39,8 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     so that it never outlives the process that started it.
     """
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    for line in settings.warnings():
+        logging.getLogger("kvstore.serve").warning(line)
     require_memory(settings)
     try:
         configure(instance=f"shard-{settings.shard}")

@@ -16,6 +16,9 @@ def run(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
     layout = options.layout_of(given)
     host, port = options.address_of(given.listen)
+    page_host, page_port = None, given.metrics_port
+    if given.metrics_listen:
+        page_host, page_port = options.address_of(given.metrics_listen)
     settings = Settings(
         layout=layout,
         blocks=options.blocks_of(given, layout),
@@ -23,7 +26,10 @@ def run(argv: Sequence[str]) -> int:
         shards=given.shards,
         host=host,
         port=port,
-        metrics_port=given.metrics_port if given.metrics_port >= 0 else None,
+        metrics_port=page_port if page_port >= 0 else None,
+        metrics_host=page_host,
+        access=options.access_of(given),
+        advertise=given.advertise,
         run_dir=given.run_dir,
         cluster_file=given.cluster_file,
         durability=options.DURABILITY[given.durability],
@@ -40,8 +46,13 @@ def run(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("kvstore serve", description="Serve one shard until SIGTERM.")
     options.add_store_options(parser)
+    options.add_access_options(parser)
     parser.add_argument("--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0: any")
     parser.add_argument("--metrics-port", type=int, default=0, metavar="PORT", help="0: any (default); -1: no page")
+    parser.add_argument(
+        "--metrics-listen", metavar="HOST:PORT", help="where the page listens (default: loopback); plain HTTP"
+    )
+    parser.add_argument("--advertise", metavar="HOST", help="by which others reach it, where that is not --listen's")
     parser.add_argument("--shard", type=int, default=0, metavar="N", help="its number among --shards")
     parser.add_argument("--shards", type=int, default=1, metavar="N", help="how many there are")
     parser.add_argument("--cluster-file", type=Path, metavar="FILE", help="where the other shards are")

@@ -22,6 +22,7 @@ from kvstore.clients import Clients, Connected
 from kvstore.door import PROTOCOL, Door, refusal
 from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
 from kvstore.peers import Peers
+from kvstore.security import Refusals
 from kvstore.settings import Settings, default_run_dir, make_run_dir
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from kvstore.page import MetricsServer
     from kvstore.page.figures import Transport
+    from kvstore.security.front import Front
     from kvstore.shard import Shard
     from kvstore.transport.nixl.service import NixlService
 
@@ -64,12 +66,14 @@ class ShardServer:
         self.shard = shard
         self.settings = settings
         self.clients = Clients()
-        self.peers = Peers()
+        self.peers = Peers(settings.access)
+        self.refusals = Refusals()
         self.instance = f"{secrets.randbits(64):016x}"
         self.port = 0
         self.metrics_url = ""
         self.failed: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
         self._grpc: grpc.aio.Server | None = None
+        self._front: Front | None = None
         self._frames: FrameServer | None = None
         self._door: Door | None = None
         self._nixl: NixlService | None = None
@@ -85,7 +89,7 @@ class ShardServer:
         make_run_dir(self.settings.run_dir or default_run_dir())
         await self._serve_nixl()
         self._grpc = self._new_grpc()
-        self.port = _bind(self._grpc, self.settings.host, self.settings.port)
+        self._listen(self._grpc)
         self._frames = FrameServer(self._socket("calls"), self._answer)
         await self._serve_page()
         self._pidfd = os.pidfd_open(os.getpid())
@@ -101,6 +105,8 @@ class ShardServer:
         self._door.open()
         await self._frames.start()
         await self._grpc.start()
+        if self._front is not None:
+            self._front.start()
         self._meet()
         self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self.peers.watch())]
 
@@ -113,6 +119,9 @@ class ShardServer:
         if self._grpc is not None:
             # gRPC waits so long for clients to hang up, whatever is in flight: only what it takes to send answers.
             await self._grpc.stop(min(grace_s, SEND_S))
+        if self._front is not None:
+            self._front.close()
+            self._socket("rpc").unlink(missing_ok=True)
         if self._nixl is not None:
             await self._nixl.stop()
         for task in self._tasks:
@@ -149,15 +158,16 @@ class ShardServer:
 
     async def _serve_page(self) -> None:
         """`/metrics`, on this loop. Raises `OSError` (port in use)."""
+        host = self.settings.page_host
         if self.settings.metrics_port is None:
             return
         from kvstore.page import ShardSource, StoreCollector, serve_metrics
 
         source = ShardSource(self.shard, self.settings, self.clients, self.peers, self._ways)
         try:
-            self._page = await serve_metrics(StoreCollector(source), self.settings.host, self.settings.metrics_port)
+            self._page = await serve_metrics(StoreCollector(source), host, self.settings.metrics_port)
         except OSError as error:
-            error.filename = f"{self.settings.host}:{self.settings.metrics_port} (metrics)"
+            error.filename = f"{host}:{self.settings.metrics_port} (metrics)"
             raise
         self.metrics_url = self._page.url
 
@@ -183,12 +193,27 @@ class ShardServer:
             "placement": self.settings.placement,
             "durability": int(self.settings.durability),
             "session_ttl_ms": self.settings.session_ttl_ms,
-            "address": f"{self.settings.host}:{self.port}",
+            "address": self.settings.address(self.port),
             "door": str(self._socket("door")),
             "calls": str(self._socket("calls")),
             "nixl": self._nixl is not None,
             "metrics": self.metrics_url,
         }
+
+    def _listen(self, server: grpc.aio.Server) -> None:
+        """Take the port: for gRPC itself, or for the front that ends TLS before it. Raises `OSError`."""
+        settings = self.settings
+        if not settings.access.tls:
+            self.port = _bind(server, settings.host, settings.port)
+            return
+        from kvstore.security.front import Front, bind
+
+        bound = bind(settings.host, settings.port)
+        self.port = int(bound.getsockname()[1])
+        inside = self._socket("rpc")
+        inside.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{inside}")
+        self._front = Front(bound, settings.access, inside, self.refusals)
 
     def _socket(self, kind: str) -> Path:
         return self.settings.socket_path(self.port, kind)
@@ -202,7 +227,12 @@ class ShardServer:
         }
         handlers["Describe"] = grpc.unary_unary_rpc_method_handler(self._describe)
         handlers[ENTER] = grpc.stream_stream_rpc_method_handler(self._enter)
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        gates: list[Any] = []
+        if self.settings.access.token is not None:
+            from kvstore.security.gate import gate
+
+            gates = [gate(self.settings.access.token, self.refusals)]
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=gates)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         return server
 

@@ -6,13 +6,15 @@ import ipaddress
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.errors import BadRequest
 from kvstore.layout import Layout
 from kvstore.messages import Durability
 from kvstore.placement import KINDS
+from kvstore.security import Access, is_loopback
+from kvstore.security.access import NEEDED
 
 _LONGEST_SOCKET = 107
 """`sockaddr_un.sun_path` less its final zero (unix(7))."""
@@ -41,20 +43,56 @@ class Settings:
     nixl: bool = False
     """Offer the `nixl` transport, too."""
 
+    access: Access = field(default_factory=Access)
+    metrics_host: str | None = None
+    """Where the page listens: on loopback unless told otherwise."""
+    advertise: str | None = None
+    """The host by which others reach this shard, where that is not `host` (which may be a wildcard)."""
+
     def __post_init__(self) -> None:
         if self.blocks < 1:
             raise BadRequest(f"a shard needs at least one block, not {self.blocks}")
         if not 0 <= self.shard < self.shards:
             raise BadRequest(f"shard {self.shard} of {self.shards}: shards are numbered from 0")
-        if not _loopback(self.host):
-            raise BadRequest(
-                f"{self.host} is no loopback address, and this release has no encryption between hosts: listen on "
-                "127.0.0.1 or ::1"
-            )
+        self._require_access()
         if self.placement not in KINDS:
             raise BadRequest(f"no placement {self.placement!r}; there are {', '.join(KINDS)}")
         if self.durability and self.log_dir is None:
             raise BadRequest("durability needs a log directory (--log-dir DIR)")
+
+    def _require_access(self) -> None:
+        if self.access.tls and self.access.cert is None:
+            raise BadRequest("a shard that speaks TLS has a certificate: give --tls-cert and --tls-key, too")
+        if is_loopback(self.host):
+            return
+        if not (self.access.whole or self.access.insecure):
+            raise BadRequest(f"{self.host} is no loopback address: give {NEEDED}, or --insecure")
+        if _anywhere(self.host) and not self.advertise:
+            raise BadRequest(f"{self.host} is every address of this host: say with --advertise HOST which others use")
+
+    @property
+    def page_host(self) -> str:
+        return self.metrics_host or (self.host if is_loopback(self.host) else "127.0.0.1")
+
+    def address(self, port: int) -> str:
+        """By which others reach the shard that listens on `port`."""
+        host = self.advertise or self.host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def warnings(self) -> list[str]:
+        """What an operator should know before anybody comes; one line each."""
+        found = []
+        if not is_loopback(self.host) and not self.access.whole:
+            found.append(
+                f"--insecure: what is sent to and from {self.host} can be read and changed on the way, and whoever "
+                f"reaches it is let in; without it: {NEEDED}"
+            )
+        if self.metrics_port is not None and not is_loopback(self.page_host):
+            found.append(
+                f"the metrics page on {self.page_host} is plain HTTP for whoever reaches it (no keys, tokens or "
+                "tenants are on it): let a firewall admit only your Prometheus"
+            )
+        return found
 
     def socket_path(self, port: int, kind: str) -> Path:
         """Where the shard that listens on `port` has its Unix socket of that kind."""
@@ -64,9 +102,9 @@ class Settings:
         return path
 
 
-def _loopback(host: str) -> bool:
+def _anywhere(host: str) -> bool:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
         return False
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import grpc
-import grpc.aio
+from typing import TYPE_CHECKING, Any
 
 from kvstore import wire
 from kvstore.calls import Broken, TimedOut, Unfit
+from kvstore.errors import AccessDenied
+from kvstore.security import Access
+
+if TYPE_CHECKING:
+    import grpc.aio
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MAX_BYTES),
@@ -18,22 +20,38 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
 
-def channel_to(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, _OPTIONS)
+def channel_to(address: str, access: Access | None = None) -> grpc.aio.Channel:
+    """With TLS where `access` has a CA, and its token on every call. Raises `BadRequest` off loopback without both."""
+    import grpc.aio
+
+    access = access or Access()
+    access.require_for(address)
+    showing: list[Any] = []
+    if access.token is not None:
+        from kvstore.security.gate import bearers
+
+        showing = bearers(access.token)
+    if access.tls:
+        return grpc.aio.secure_channel(address, access.channel_credentials(), _OPTIONS, interceptors=showing)
+    return grpc.aio.insecure_channel(address, _OPTIONS, interceptors=showing)
 
 
 class RpcCalls:
     """See `Calls`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, access: Access | None = None) -> None:
         self.closed = False
-        self._channel: grpc.aio.Channel | None = channel_to(address)
+        self._channel: grpc.aio.Channel | None = channel_to(address, access)
         self._methods: dict[type[Any], Any] = {}
 
     async def call(self, message: type[Any], request: bytes, timeout_s: float) -> bytes:
+        import grpc
+        import grpc.aio
+
         try:
             reply: bytes = await self._method(message)(request, timeout=timeout_s)
             return reply
@@ -47,6 +65,8 @@ class RpcCalls:
             code, why = error.code(), error.details() or error.code().name
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimedOut
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            raise AccessDenied(why)
         if code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED):
             raise Unfit(why)
         raise Broken(why)

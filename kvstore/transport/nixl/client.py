@@ -14,6 +14,7 @@ from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, LayoutMismatch, ShardUnavailable, StoreError, decode
 from kvstore.header import Bytes
 from kvstore.layout import Layout
+from kvstore.security import Access
 from kvstore.transport.nixl.hello import PROTOCOL, Hello, agent_of, metadata_of, number
 from kvstore.transport.nixl.landing import Landing
 from kvstore.transport.nixl.lanes import Lane, lanes_of
@@ -64,7 +65,7 @@ class NixlTransport:
     async def connect(
         self, described: dict[str, Any], layout: dict[str, Any], name: str, deadline: Deadline
     ) -> NixlPeer:
-        """See `Transport.connect`; `described["reached"]` is the address that the shard was reached at."""
+        """See `Transport.connect`; `described["reached"]` is the address that the shard was reached at, `"access"` how."""
         if not described.get("nixl"):
             raise ShardUnavailable(
                 f"shard {described.get('shard')} ({described['reached']}) does not offer nixl: start it with --nixl"
@@ -75,7 +76,7 @@ class NixlTransport:
         agents = await self._made(staging)
         base = int(staging.slots.ctypes.data)
         hello = Hello(Layout(**layout), name, os.getpid(), agents.serves.name, agents.metadata, base, len(staging))
-        stream = Stream(str(described["reached"]))
+        stream = Stream(str(described["reached"]), described.get("access"))
         try:
             facts = _checked(await stream.open(hello.pack(), deadline))
             return await self._meet(agents, stream, facts, deadline)
@@ -141,11 +142,11 @@ def _make_agents(staging: Arena) -> _Agents:
 class Stream:
     """The open call to one shard whose end is the connection's end."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, access: Access | None = None) -> None:
         from kvstore.calls.rpc import channel_to
 
         self.address = address
-        self._channel: Any = channel_to(address)
+        self._channel: Any = channel_to(address, access)
         self._call: Any = None
 
     async def open(self, hello: bytes, deadline: Deadline) -> dict[str, Any]:
