@@ -65,7 +65,7 @@ class NixlTransport:
     async def connect(
         self, described: dict[str, Any], layout: dict[str, Any], name: str, deadline: Deadline
     ) -> NixlPeer:
-        """See `Transport.connect`; `described["reached"]` is the address that the shard was reached at, `"access"` how."""
+        """See `Transport.connect`; `described["reached"]` is the address that it was reached at, `"access"` how."""
         if not described.get("nixl"):
             raise ShardUnavailable(
                 f"shard {described.get('shard')} ({described['reached']}) does not offer nixl: start it with --nixl"
