@@ -23,6 +23,7 @@ from kvstore.arena import Arena, Memory
 from kvstore.clients import Clients, Connected
 from kvstore.errors import BadRequest, LayoutMismatch, StagingRejected, StoreError
 from kvstore.layout import Layout
+from kvstore.security import Refusals
 
 PROTOCOL = 1
 MAX_PACKET = 65_536
@@ -42,6 +43,7 @@ class Door:
         fds: list[int],
         facts: Callable[[], dict[str, Any]],
         left: Callable[[Connected], None],
+        refusals: Refusals | None = None,
     ) -> None:
         self.path = path
         self._layout = layout
@@ -49,6 +51,7 @@ class Door:
         self._fds = fds
         self._facts = facts
         self._left = left
+        self._refusals = refusals or Refusals()
         self._socket: socket.socket | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
@@ -56,7 +59,7 @@ class Door:
         """Bind and listen; a socket that a dead shard left behind is replaced. Raises `OSError`."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            _clear_the_way(self.path)
+            clear_the_way(self.path, socket.SOCK_SEQPACKET)
             bound.bind(str(self.path))
             self.path.chmod(0o600)
             bound.listen(128)
@@ -112,6 +115,7 @@ class Door:
             said, fds = await receive(connection)
             client = self._admit(said, fds, pid)
         except StoreError as error:
+            self._refusals.note("door", f"process {pid} (user {uid}) at the door", str(error))
             await send(connection, refusal(error))
             return None
         try:
@@ -220,14 +224,14 @@ def close_all(fds: list[int]) -> None:
             os.close(fd)
 
 
-def _clear_the_way(path: Path) -> None:
-    """Remove a socket at which nobody listens any more; anything else in the way stays, and bind will say so."""
+def clear_the_way(path: Path, kind: socket.SocketKind) -> None:
+    """Remove a socket of that kind at which nobody listens any more; what else is there stays: bind will say so."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

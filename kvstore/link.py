@@ -13,13 +13,13 @@ from kvstore.calls import Broken, Calls, TimedOut, Unfit
 from kvstore.calls.frames import FrameCalls
 from kvstore.clock import LamportClock
 from kvstore.deadline import Deadline
-from kvstore.errors import AccessDenied, BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
+from kvstore.describe import describe
+from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
 from kvstore.layout import Layout
 from kvstore.security import Access
 from kvstore.transport import Peer, Transport
 from probes.instrument import current_traceparent
 
-DESCRIBE = f"/{wire.SERVICE}/Describe"
 CONNECT_MS = 2_000
 _MAY_HAVE_BEEN_DONE = (m.Put, m.Append, m.Remove)
 
@@ -145,7 +145,8 @@ class Link:
             raise
 
     async def _connect(self, deadline: Deadline) -> None:
-        described = {**await self._describe(deadline), "reached": self.address, "access": self._access}
+        described = await describe(self.address, self._access, deadline, self._who())
+        described |= {"reached": self.address, "access": self._access}
         peer = await self._transport.connect(described, self._layout, self._name, deadline)
         number = int(peer.facts["shard"])
         if self.number not in (-1, number):
@@ -171,48 +172,6 @@ class Link:
         except (OSError, TimeoutError) as error:
             why = getattr(error, "strerror", None) or "no answer within the deadline"
             raise ShardUnavailable(f"shard {self._who()}: its socket {path} cannot be reached: {why}") from None
-
-    async def _describe(self, deadline: Deadline) -> dict[str, Any]:
-        import grpc.aio
-
-        from kvstore.calls.rpc import channel_to
-
-        if self._access.tls:
-            await self._require_trust(deadline)
-        channel = channel_to(self.address, self._access)
-        try:
-            ask: Any = channel.unary_unary(DESCRIBE)
-            described = json.loads(await ask(b"", timeout=deadline.left_s))
-        except grpc.aio.AioRpcError as error:
-            if deadline.passed:
-                raise self._silent(deadline) from None
-            raise await self._unreachable(error.code().name, error.details() or "", deadline) from None
-        except ValueError:
-            raise ShardUnavailable(f"{self.address} answers, but is no shard") from None
-        finally:
-            await channel.close()
-        if not isinstance(described, dict):
-            raise ShardUnavailable(f"{self.address} answers, but is no shard")
-        return described
-
-    async def _unreachable(self, code: str, why: str, deadline: Deadline) -> StoreError:
-        """What kept us from describing a shard: TLS and tokens in words of their own."""
-        if code == "UNAUTHENTICATED":
-            return AccessDenied(f"shard {self._who()} does not let us in: {why}")
-        if code == "UNAVAILABLE":
-            try:
-                await self._require_trust(deadline)
-            except AccessDenied as denied:
-                return denied
-        return ShardUnavailable(f"shard {self._who()} cannot be reached: {why or code}")
-
-    async def _require_trust(self, deadline: Deadline) -> None:
-        """Shake hands once without gRPC, which says little of what was wrong, and that on our standard error."""
-        from kvstore.security.probe import tls_trouble
-
-        trouble = await tls_trouble(self.address, self._access, deadline.left_s)
-        if trouble is not None:
-            raise AccessDenied(f"shard {self._who()}: {trouble}")
 
     def _who(self) -> str:
         return self.address if self.number < 0 else f"{self.number} ({self.address})"

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -19,7 +20,7 @@ from kvstore import wire
 from kvstore.addresses import read_cluster
 from kvstore.calls.frames import FrameServer
 from kvstore.clients import Clients, Connected
-from kvstore.door import PROTOCOL, Door, refusal
+from kvstore.door import PROTOCOL, Door, clear_the_way, refusal
 from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
 from kvstore.peers import Peers
 from kvstore.security import Refusals
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 SWEEP_INTERVAL_S = 0.1
 SEND_S = 0.2
-DESCRIBE = f"/{wire.SERVICE}/Describe"
 ENTER = "Enter"
 """The method by which clients come in that cannot pass descriptors: a stream (`transport.nixl.hello`)."""
 _log = logging.getLogger("kvstore.server")
@@ -90,7 +90,7 @@ class ShardServer:
         await self._serve_nixl()
         self._grpc = self._new_grpc()
         self._listen(self._grpc)
-        self._frames = FrameServer(self._socket("calls"), self._answer)
+        self._frames = FrameServer(self._socket("calls"), self._answer, self.refusals)
         await self._serve_page()
         self._pidfd = os.pidfd_open(os.getpid())
         arena, index = self.shard.pool.arena.memory, self.shard.pool.index.memory
@@ -101,6 +101,7 @@ class ShardServer:
             [arena.fd, index.fd, self._pidfd],
             self.facts,
             self._left,
+            self.refusals,
         )
         self._door.open()
         await self._frames.start()
@@ -211,8 +212,15 @@ class ShardServer:
         bound = bind(settings.host, settings.port)
         self.port = int(bound.getsockname()[1])
         inside = self._socket("rpc")
-        inside.unlink(missing_ok=True)
-        server.add_insecure_port(f"unix:{inside}")
+        clear_the_way(inside, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"unix:{inside}")
+        except RuntimeError as error:
+            bound.close()
+            raise OSError(f"cannot listen on {inside}: {error}") from None
+        finally:
+            os.umask(before)
         self._front = Front(bound, settings.access, inside, self.refusals)
 
     def _socket(self, kind: str) -> Path:
@@ -269,6 +277,8 @@ class ShardServer:
             return wire.pack_reply(self.shard.clock.now, reply)
         except StoreError as error:
             self._noticed(error)
+            if isinstance(error, BadRequest):
+                self.refusals.note("request", "a request", str(error))
             return wire.pack_error(self.shard.clock.now, error)
         except Exception:
             _log.exception("a request failed")
@@ -363,8 +373,6 @@ class ShardServer:
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     """The port in use. Raises `OSError` with the reason: gRPC itself only says that it could not."""
-    import socket
-
     if port:
         with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 from kvstore import wire
 from kvstore.calls import Broken, TimedOut, Unfit
-from kvstore.door import peer_of
+from kvstore.door import clear_the_way, peer_of
+from kvstore.security import Refusals
 
 _HEAD = struct.Struct("<II")
 _NUMBERS = 1 << 32
@@ -134,16 +136,18 @@ def _too_late(answer: asyncio.Future[bytes]) -> None:
 class FrameServer:
     """The answering side, at `path`, for processes of this user: `answer` makes a packed reply of a packed request."""
 
-    def __init__(self, path: Path, answer: Answer) -> None:
+    def __init__(self, path: Path, answer: Answer, refusals: Refusals | None = None) -> None:
         self.path = path
         self.answer = answer
+        self.refusals = refusals or Refusals()
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
     async def start(self) -> None:
         """Bind and listen. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self.answer, self._connections), self.path)
+        clear_the_way(self.path, socket.SOCK_STREAM)
+        self._server = await loop.create_unix_server(lambda: _Connection(self, self._connections), self.path)
         self.path.chmod(0o600)
 
     async def stop(self) -> None:
@@ -161,8 +165,10 @@ class FrameServer:
 class _Connection(asyncio.Protocol):
     """One client. Its requests are answered side by side; no more are read while it does not take its answers."""
 
-    def __init__(self, answer: Answer, all_of: set[_Connection]) -> None:
-        self._answer = answer
+    def __init__(self, server: FrameServer, all_of: set[_Connection]) -> None:
+        self._answer = server.answer
+        self._refusals = server.refusals
+        self._who = ""
         self._all_of = all_of
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
@@ -174,8 +180,10 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._all_of.add(self)
-        _, uid = peer_of(transport.get_extra_info("socket"))
+        pid, uid = peer_of(transport.get_extra_info("socket"))
+        self._who = f"process {pid} (user {uid})"
         if uid != os.geteuid():
+            self._refusals.note("door", self._who, "it runs as another user")
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -185,7 +193,8 @@ class _Connection(asyncio.Protocol):
                 task = loop.create_task(self._reply(number, request))
                 self._open.add(task)
                 task.add_done_callback(self._done)
-        except ValueError:
+        except ValueError as error:
+            self._refusals.note("request", self._who, f"{error}: at most {wire.MAX_BYTES} go at once")
             self.close()
         self._pace()
 

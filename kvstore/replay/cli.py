@@ -28,6 +28,7 @@ from kvstore.replay.driver import Driver, Pace, SessionPlan
 from kvstore.replay.oracle import Homes, Outcome, infinite, strict_lru
 from kvstore.replay.report import Progress, Report
 from kvstore.replay.trace import Request, TraceError, excerpt, read_trace
+from kvstore.security import Access
 
 EXIT_WRONG_BYTES = 1
 DEADLINE_MS = 30_000
@@ -80,17 +81,24 @@ async def _own_cluster(given: argparse.Namespace, requests: Sequence[Request]) -
 
 async def _connected(given: argparse.Namespace, requests: Sequence[Request]) -> Report:
     targets = target.cluster_file_or_addresses(given.connect)
-    layout = target.layout_of(await asyncio.to_thread(target.describe, targets))
-    return await _play(given, requests, targets, layout)
+    access = options.access_of(given)
+    layout = target.layout_of(await target.first_of(targets, access))
+    return await _play(given, requests, targets, layout, access)
 
 
-async def _play(given: argparse.Namespace, requests: Sequence[Request], targets: str, layout: Layout) -> Report:
+async def _play(
+    given: argparse.Namespace,
+    requests: Sequence[Request],
+    targets: str,
+    layout: Layout,
+    access: Access | None = None,
+) -> Report:
     pace = Pace(given.lanes, given.speed, given.lease_ms)
     plan = None
     if given.sessions:
         plan = SessionPlan(conversations(requests), ttl_ms=options.milliseconds_of(given.session_ttl))
     progress = Progress(len(requests))
-    async with await Client.connect(targets, layout, deadline_ms=DEADLINE_MS, name="replay") as client:
+    async with await Client.connect(targets, layout, deadline_ms=DEADLINE_MS, name="replay", access=access) as client:
         before = await target.evictions(client)
         driver = Driver(client, pace, sessions=plan, seen=progress.show)
         began = time.perf_counter()
@@ -170,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         "--durability", choices=list(options.DURABILITY), default="none", help="what a shard can promise"
     )
     where.add_argument("--metrics", type=int, metavar="PORT", help="page of shard 0, counting up; prints the addresses")
+    options.add_access_options(parser)
     how = parser.add_argument_group("replay")
     how.add_argument(
         "--speed", type=float, metavar="X", help="times the trace's own pace (default: as fast as it goes)"

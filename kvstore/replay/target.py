@@ -14,12 +14,14 @@ import numpy as np
 
 from kvstore.addresses import addresses_of
 from kvstore.client import Client
-from kvstore.errors import BadRequest, ShardUnavailable
+from kvstore.deadline import Deadline
+from kvstore.describe import describe as described
+from kvstore.errors import BadRequest
 from kvstore.layout import Layout
-from kvstore.link import DESCRIBE
 from kvstore.placement import placement
 from kvstore.replay.content import Content
 from kvstore.replay.trace import WINDOW_TOKENS, Request
+from kvstore.security import Access
 
 _SPARE = 64
 """Blocks beyond a trace's own, so that a put under way never evicts."""
@@ -40,19 +42,14 @@ def pool_blocks(requests: Sequence[Request], layout: Layout, shards: int, kind: 
     return int(counts.max(initial=0)) + _SPARE
 
 
-def describe(targets: str) -> dict[str, Any]:
-    """What the first shard of `targets` says of itself. Raises `ShardUnavailable`, `BadRequest`."""
-    import grpc
+async def first_of(targets: str, access: Access) -> dict[str, Any]:
+    """What the first shard of `targets` says of itself. Raises `ShardUnavailable`, `AccessDenied`, `BadRequest`."""
+    return await described(addresses_of(targets)[0], access, Deadline(5_000))
 
-    address = addresses_of(targets)[0]
-    with grpc.insecure_channel(address) as channel:
-        try:
-            facts = json.loads(channel.unary_unary(DESCRIBE)(b"", timeout=5))
-        except grpc.RpcError as error:
-            raise ShardUnavailable(f"shard {address} cannot be reached: {error.details()}") from None
-        except ValueError:
-            raise BadRequest(f"{address} answers, but is no shard") from None
-    return dict(facts)
+
+def describe(targets: str, access: Access | None = None) -> dict[str, Any]:
+    """The same for plain code; `access` as the environment says, if not given."""
+    return asyncio.run(first_of(targets, access or Access.from_environment()))
 
 
 def layout_of(facts: dict[str, Any]) -> Layout:

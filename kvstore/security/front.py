@@ -101,7 +101,7 @@ class _Outer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._inner: _Inner | None = None
         self._who = ""
-        self._shaken = False
+        self._begun = self._shaken = self._refused = False
         self._entering: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -117,6 +117,7 @@ class _Outer(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_late)
 
     def data_received(self, data: bytes) -> None:
+        self._begun = True
         self._incoming.write(data)
         if not self._shaken:
             self._shake()
@@ -138,6 +139,10 @@ class _Outer(asyncio.Protocol):
             self._timer.cancel()
         if self._entering is not None:
             self._entering.cancel()
+        if self._begun and not self._shaken and not self._refused:
+            self._front.refusals.note(
+                "tls", self._who, "it hung up while shaking hands: does it trust our certificate?"
+            )
         if self._inner is not None:
             self._inner.close()
 
@@ -173,6 +178,7 @@ class _Outer(asyncio.Protocol):
             return
         except ssl.SSLError as error:
             self._flush()  # the alert that tells the client why
+            self._refused = True
             self._front.refusals.note("tls", self._who, of_refused_client(error))
             if self._transport is not None:
                 self._transport.close()
@@ -215,6 +221,7 @@ class _Outer(asyncio.Protocol):
             self._transport.write(data)
 
     def _too_late(self) -> None:
+        self._refused = True
         self._front.refusals.note("tls", self._who, "it did not shake hands in time")
         self.abort()
 

@@ -31,8 +31,11 @@ class Refusals:
             if last is not None and now - last < self._every_s:
                 self._held[why] = self._held.get(why, 0) + 1
                 return
-            if len(self._told) >= _MOST_LINES and why not in self._told:
-                why = "and other reasons"
+            if why not in self._told and len(self._told) >= _MOST_LINES:
+                self._told = {line: at for line, at in self._told.items() if now - at < self._every_s}
+                self._held = {line: held for line, held in self._held.items() if line in self._told}
+                if len(self._told) >= _MOST_LINES:
+                    return
             self._told[why] = now
             held = self._held.pop(why, 0)
         more = f" ({held} more like it since the last line)" if held else ""
