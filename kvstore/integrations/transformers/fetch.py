@@ -75,7 +75,7 @@ class Fetcher:
 
     def _tail(self, done: Fetched, found: Found, tokens: int) -> Bytes | None:
         """`[layers, head groups, block_bytes]` of the session's tail, if `tokens` reach into it."""
-        whole = len(found.digests) * self._layout.block_tokens
+        whole = found.whole * self._layout.block_tokens
         if tokens <= whole or found.tail is None:
             return None
         blocks = self._client.get(found.tail, min_clock=found.tail.clock, min_valid=tokens - whole)
@@ -89,7 +89,7 @@ class Fetcher:
         """Some layers at a time: numbers, first block of each, `[head groups, blocks, block_bytes]` of each."""
         layout = self._layout
         whole = len(found.digests)
-        last = min(-(-tokens // layout.block_tokens), whole)
+        last = min(-(-tokens // layout.block_tokens), found.whole)
         first = self._reach.first_blocks(tokens)
         at_once = max(1, _AT_ONCE_BYTES // (layout.slot_bytes * layout.head_groups * max(1, last)))
         for begin in range(0, layout.layers, at_once):

@@ -23,15 +23,15 @@ LEASE_MS = 30_000
 
 @dataclass(slots=True)
 class Found:
-    """One row: `blocks` locates `[columns * full blocks]` (column by column), `tail` the session's partial block."""
+    """One row: `blocks` locates `[columns * full blocks]` (column by column), `tail` the session's partial block behind
+    the first `whole` of them."""
 
-    tokens: list[int]
+    root: bytes
     digests: list[bytes]
-    parent: bytes
-    """The chain after the last full block."""
     there: npt.NDArray[np.bool_]
     """`[layers, full blocks]`: all head groups of it are in the store."""
     blocks: Locations
+    whole: int = 0
     agree: int = 0
     """Tokens of the tail that are ours too."""
     tail: Locations | None = None
@@ -42,32 +42,15 @@ class Found:
         self.count()
 
     def count(self) -> None:
+        """Of what is there, how much hangs together."""
         blocks = np.arange(self.there.shape[1])
-        last_gap = np.maximum.accumulate(np.where(self.there, -1, blocks), axis=1) if len(blocks) else self.there
-        self.runs = np.asarray(blocks - last_gap if len(blocks) else last_gap, np.int64)
+        gaps = np.where(self.there, -1, blocks)
+        self.runs = np.asarray(blocks - np.maximum.accumulate(gaps, axis=1), np.int64)
 
-
-async def find(
-    client: Client, columns: Columns, layout: Layout, root: bytes, tokens: list[int], session: int, deadline_ms: int
-) -> Found:
-    """Look one row's chain up; what is found is leased for `LEASE_MS`. Raises `StoreError`."""
-    chain = Chain(root, layout.block_tokens)
-    chain.extend(tokens)
-    keys = columns.of(chain.digests).reshape(-1, 4)
-    lookup = client.lookup(keys, lease_ms=LEASE_MS, session=session, counted=True, deadline_ms=deadline_ms)
-    if not session or not chain.tail_tokens:
-        blocks = await lookup
-        return Found(tokens, chain.digests, chain.parent, _there(blocks, layout), blocks)
-    tail_keys = columns.tail(chain.parent, session, len(chain.digests))
-    digests = digests_after(chain.parent, tokens[len(tokens) - chain.tail_tokens :])
-    match = client.match_tail(session, tail_keys, digests, lease_ms=LEASE_MS, deadline_ms=deadline_ms)
-    blocks, (agree, tail) = await asyncio.gather(lookup, match)
-    return Found(tokens, chain.digests, chain.parent, _there(blocks, layout), blocks, agree, tail)
-
-
-def _there(blocks: Locations, layout: Layout) -> npt.NDArray[np.bool_]:
-    found = blocks.found.reshape(layout.layers, layout.head_groups, -1)
-    return np.asarray(found.all(axis=1), np.bool_)
+    @property
+    def parent(self) -> bytes:
+        """The chain after the first `whole` blocks."""
+        return self.digests[self.whole - 1] if self.whole else self.root
 
 
 class Reach:
@@ -86,8 +69,7 @@ class Reach:
 
     def may(self, found: Found, tokens: int) -> bool:
         """Whether everything is there that `tokens` tokens need."""
-        whole = len(found.digests)
-        last = min(-(-tokens // self._size), whole)  # blocks of the chain that are used, wholly or in part
+        last = min(-(-tokens // self._size), found.whole)  # blocks of the chain that are used, wholly or in part
         if not last:
             return True
         need = last - np.array(self.first_blocks(tokens))
@@ -95,7 +77,7 @@ class Reach:
 
     def longest(self, found: Found, tokens: int) -> int:
         """The most tokens, up to `tokens`, that the row may be taken for: all of them, or whole blocks."""
-        tokens = min(tokens, len(found.digests) * self._size + found.agree)
+        tokens = min(tokens, found.whole * self._size + found.agree)
         while tokens > 0 and not self.may(found, tokens):
             tokens = (tokens - 1) // self._size * self._size
         return max(tokens, 0)
@@ -112,26 +94,50 @@ class Reach:
                 return columns
 
 
-async def find_all(
-    client: Client,
-    columns: Columns,
-    layout: Layout,
-    root: bytes,
-    rows: Sequence[list[int]],
-    sessions: Sequence[int],
-    deadline_ms: int,
-) -> list[Found | StoreError]:
-    """`find` for every row, side by side; a row that could not be looked up has its error."""
-    results = await asyncio.gather(
-        *(
-            find(client, columns, layout, root, tokens, session, deadline_ms)
-            for tokens, session in zip(rows, sessions, strict=True)
-        ),
-        return_exceptions=True,
-    )
-    found: list[Found | StoreError] = []
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, StoreError):
-            raise result
-        found.append(result)
-    return found
+class Finder:
+    """Looks rows up in a store; what is found is leased for `LEASE_MS`."""
+
+    def __init__(self, client: Client, columns: Columns, root: bytes, reach: Reach, deadline_ms: int) -> None:
+        self._client = client
+        self._columns = columns
+        self._root = root
+        self._reach = reach
+        self._deadline_ms = deadline_ms
+
+    async def find(self, tokens: list[int], session: int) -> Found:
+        """One row. Raises `StoreError`."""
+        layout = self._client.layout
+        size = layout.block_tokens
+        chain = Chain(self._root, size)
+        chain.extend(tokens)
+        blocks = await self._client.lookup(
+            self._columns.of(chain.digests).reshape(-1, 4),
+            lease_ms=LEASE_MS,
+            session=session,
+            counted=True,
+            deadline_ms=self._deadline_ms,
+        )
+        there = blocks.found.reshape(layout.layers, layout.head_groups, -1).all(axis=1)
+        found = Found(self._root, chain.digests, np.asarray(there, np.bool_), blocks, len(chain.digests))
+        found.whole = self._reach.longest(found, len(chain.digests) * size) // size
+        behind = tokens[found.whole * size : (found.whole + 1) * size]
+        if session and behind:
+            keys = self._columns.tail(found.parent, session, found.whole)
+            digests = digests_after(found.parent, behind)
+            found.agree, found.tail = await self._client.match_tail(
+                session, keys, digests, lease_ms=LEASE_MS, deadline_ms=self._deadline_ms
+            )
+        return found
+
+    async def find_all(self, rows: Sequence[list[int]], sessions: Sequence[int]) -> list[Found | StoreError]:
+        """Every row, side by side; one that could not be looked up has its error."""
+        results = await asyncio.gather(
+            *(self.find(tokens, session) for tokens, session in zip(rows, sessions, strict=True)),
+            return_exceptions=True,
+        )
+        found: list[Found | StoreError] = []
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, StoreError):
+                raise result
+            found.append(result)
+        return found

@@ -20,7 +20,7 @@ from kvstore.integrations.transformers.counts import Counts
 from kvstore.integrations.transformers.fetch import Fetched, Fetcher, MissingBlocksError
 from kvstore.integrations.transformers.identity import identity_of, require_layout, windows_of
 from kvstore.integrations.transformers.layers import StoreLayer
-from kvstore.integrations.transformers.match import Found, Reach, find_all
+from kvstore.integrations.transformers.match import Finder, Found, Reach
 from kvstore.integrations.transformers.writer import Version
 from kvstore.keys import root_digest, salt_fingerprint
 
@@ -87,21 +87,22 @@ def take(
     """Match every row, and fill the layers with all but the last token at most. A store that fails is an empty one."""
     client = place.client.client
     most = pads[0] + len(rows[0]) - 1
-    results = place.client.run(
-        find_all(client, place.columns, client.layout, place.root, rows, sessions, place.deadline_ms)
-    )
+    reach = Reach(client.layout, place.windows)
+    finder = Finder(client, place.columns, place.root, reach, place.deadline_ms)
+    results = place.client.run(finder.find_all(rows, sessions))
     found = [None if isinstance(result, StoreError) else result for result in results]
     for result in results:
         if isinstance(result, StoreError):
             _failed(counts, result)
     try:
-        return _fill(place, layers, found, pads, most, device=device, dtype=dtype, counts=counts)
+        return _fill(place, reach, layers, found, pads, most, device=device, dtype=dtype, counts=counts)
     finally:
         place.client.run(_release(place, found))
 
 
 def _fill(
     place: Place,
+    reach: Reach,
     layers: Sequence[StoreLayer],
     found: Sequence[Found | None],
     pads: Sequence[int],
@@ -112,7 +113,6 @@ def _fill(
     counts: Counts,
 ) -> Match:
     layout = place.client.layout
-    reach = Reach(layout, place.windows)
     fetcher = Fetcher(place.client, layout, reach, layers)
     match = Match()
     fetched: Fetched | None = None
@@ -136,18 +136,18 @@ def _fill(
         for layer, keys, values in zip(layers, fetched.keys, fetched.values, strict=True):
             layer.fill(keys.to(device), values.to(device), length)
     match.partials = fetched.partials if fetched is not None else [None] * len(pads)
-    match.versions = [_version(row, layout.block_tokens) for row in found]
+    match.versions = [_version(row) for row in found]
     match.known = [_known(row) for row in found]
     return match
 
 
-def _version(found: Found | None, block_tokens: int) -> Version | None:
+def _version(found: Found | None) -> Version | None:
     """The tail as one that can be appended to: every column of it is what we have in common, no more."""
     if found is None or found.tail is None or not found.agree:
         return None
     if not (found.tail.found.all() and (found.tail.valid == found.agree).all()):
         return None
-    return Version(len(found.digests), found.parent, found.tail.clock)
+    return Version(found.whole, found.parent, found.tail.clock)
 
 
 def _known(found: Found | None) -> set[bytes]:
