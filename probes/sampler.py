@@ -72,6 +72,11 @@ class Sampler:
         settled |= await self._ask([one for one in self.sources if one not in settled], now_ms, until)
         return Cycle(now_ms, tuple(settled.get(source, source.status) for source in self.sources))
 
+    def when_answered(self, call: Callable[[], object]) -> None:
+        """Call it, in the event loop, whenever an attempt that the latest cycle did not wait for has ended."""
+        for attempt in self._running.values():
+            attempt.task.add_done_callback(lambda _: call())
+
     def cycle_alone(self, now_ms: int) -> Cycle | None:
         """One cycle without an event loop (asyncio costs more to load than a scrape): the only one of its sampler.
 

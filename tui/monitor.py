@@ -147,6 +147,13 @@ class Monitor(threading.Thread):
             return
         now_ms = time.time_ns() // 1_000_000
         self._statuses = (await self._attachment.cycle(now_ms, interval_s * _PATIENCE)).statuses
+        if self._attachment.span() is None:  # the first data is shown when it is there, not at the next tick
+            self._attachment.sampler.when_answered(self._answered)
+
+    def _answered(self) -> None:
+        assert self._wake is not None
+        self._statuses = self._attachment.statuses
+        self._wake.set()
 
     # --- one tick
 

@@ -157,6 +157,8 @@ class Observer:
         """A panel's answers, one a step; the window is as long as the data allows."""
         parts = [(self.window_ms, times)]
         if panel.windowed:
+            if times[-1] <= start_ms:  # a single sample: no rate yet, and a first picture that need not wait for one
+                return {}
             parts = list(stretches(times, start_ms, self.interval_ms, self.window_ms))
         grids = [
             (ask_range(self.view, panel.at(duration(window), fleet=over_all), run[0], run[-1], run.step), len(run))

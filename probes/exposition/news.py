@@ -41,6 +41,11 @@ class News:
         for count, at in enumerate(unknown):
             if count % CLOCK_LINES == 0:
                 check_clock(until, at, lines)
+            labels = common.labels(heads[at])
+            if labels is not None:
+                self.places.append(at)
+                self.labels.append(labels)
+                continue
             line = lines[at]
             if line[:1] == b"#":
                 self.notes.append(at)
@@ -51,11 +56,7 @@ class News:
                 if ends and openmetrics:
                     return not any(rest.strip() for rest in lines[at + 1 :])
             elif line and not line.isspace():
-                labels = common.labels(heads[at])
-                if labels is None:
-                    return False
-                self.places.append(at)
-                self.labels.append(labels)
+                return False
         return not openmetrics
 
 

@@ -11,7 +11,6 @@ from probes.printable import one_line
 from probes.promql import ast
 from probes.promql.errors import PromQLError
 from probes.promql.limits import check_limits
-from probes.promql.locate import locate
 from probes.promql.patterns import fault
 from probes.promql.signatures import AGGREGATES, FUNCTIONS, unsupported
 from probes.promql.tokens import tokenize
@@ -32,6 +31,8 @@ def parse(text: str) -> ast.Expr:
     try:
         return _convert(promql_parser.parse(text))
     except ValueError as error:
+        from probes.promql.locate import locate  # only an error needs it
+
         raise locate(text, tokens, str(error)) from None
     except RecursionError:
         raise PromQLError(

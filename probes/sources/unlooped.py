@@ -87,13 +87,20 @@ class Unlooped:
         return _Socket(connected, self)
 
     def _connected(self, address: str, port: int) -> socket.socket:
-        left = self.left()
+        """A connection to an address; a socket of our own, as ``create_connection`` loads a codec for host names."""
+        connected = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            return socket.create_connection((address, port), timeout=left)
+            connected.settimeout(self.left())
+            connected.connect((address, port))
         except TimeoutError as error:
+            connected.close()
             if error.errno:  # the system's own patience ended: this address does not answer
                 raise
             raise DeadlineError from None
+        except BaseException:
+            connected.close()
+            raise
+        return connected
 
 
 class _Socket:

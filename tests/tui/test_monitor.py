@@ -12,7 +12,7 @@ import pytest
 
 from probes.attach import Attachment, attach
 from probes.labels import Labels
-from tests.endpoints import Endpoint
+from tests.endpoints import BEHAVIOURS, Endpoint, Exchange
 from tests.live.living_page import LivingPage
 from tests.tui.test_reading import END_MS, START_S, STEP_S, engines
 from tui.cursor import Cursor, Mode
@@ -96,6 +96,27 @@ def test_a_recording_opens_at_its_end_with_its_history(tmp_path: Path) -> None:
         assert shot.sources[0].families == 7
         assert "kv:pool_usage_ratio" in inbox.shot(lambda s: bool(s.sources[0].present)).sources[0].present
         assert inbox.shot(lambda s: s.diagnosis is not None).diagnosis is not None
+
+
+def test_the_first_data_is_shown_as_soon_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer comes after the first picture, and long before the next tick."""
+    asked_again = threading.Event()
+
+    def late(exchange: Exchange) -> None:
+        asked_again.wait()
+        exchange.answer(exchange.endpoint.page)
+
+    monkeypatch.setitem(BEHAVIOURS, "late", late)
+    monkeypatch.setattr("tui.monitor._PATIENCE", 0.001)
+    options = Options(interval_ms=10 * round(DEADLINE_S) * 1000)
+    with Endpoint() as endpoint:
+        endpoint.behave("late")
+        with running(lambda: attach([endpoint.target], interval_ms=options.interval_ms), options) as (_, inbox):
+            assert not inbox.shot(lambda s: bool(s.sources) and s.sources[0].state == "timeout").rows
+            asked_again.set()
+            shot = inbox.shot(lambda s: bool(s.rows))
+            assert shot.sources[0].state == "fresh"
+            assert shot.rows[0].value("kv:pool_usage_ratio") == 0.25
 
 
 def test_every_moment_of_a_recording_can_be_sought(tmp_path: Path) -> None:
