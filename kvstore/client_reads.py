@@ -128,6 +128,8 @@ class Reads(ClientBase):
                     fetch.attempt()
             except ShardUnavailable:
                 await self.shards.ensure(fetch.shards_waited_for(), deadline)
+                if self.shards.afar:  # it came back over the network
+                    return await self._get_afar(what, out, min_clock, min_valid, verify, deadline)
                 continue
             if fetch.done or deadline.passed:
                 return self.finish(fetch)

@@ -49,6 +49,7 @@ class Link:
         self._calls: Calls | None = None
         self._connecting = asyncio.Lock()
         self._instance = ""
+        self._afar = False
 
     @property
     def up(self) -> bool:
@@ -57,8 +58,9 @@ class Link:
 
     @property
     def afar(self) -> bool:
-        """Whether the shard is reached over the network: nothing of it is mapped, so its index has to be asked."""
-        return self.peer is not None and self.peer.index is None
+        """Whether the shard is (or was last) reached over the network: nothing of it is mapped, so its index has to be
+        asked."""
+        return self._afar
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -153,6 +155,7 @@ class Link:
             peer.close()
             raise ShardUnavailable(f"{self.address} was shard {self.number} and now says that it is shard {number}")
         self.number = number
+        self._afar = peer.index is None
         try:
             self._calls = await self._open_calls(peer, deadline)
         except BaseException:

@@ -1,0 +1,93 @@
+"""What tests of the nixl transport share. They skip by name where NIXL cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.transport.nixl.library import flavour
+
+NEEDS_NIXL = pytest.mark.skipif(
+    flavour() is None, reason="NIXL is not installed (pip install --no-deps nixl-cu12, or nixl-cu13)"
+)
+LANES = {"tcp": "tcp", "shm": "shm,cma,tcp"}
+"""UCX_TLS by the lane that it makes reads take; shared memory needs another transport for its control messages."""
+
+
+@contextmanager
+def lane(name: str) -> Iterator[None]:
+    """UCX's choice for agents and processes that are made meanwhile."""
+    before = os.environ.get("UCX_TLS")
+    os.environ["UCX_TLS"] = LANES[name]
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["UCX_TLS"]
+        else:
+            os.environ["UCX_TLS"] = before
+
+
+async def until(true: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        found = true()
+        if found if isinstance(found, bool) else await found:
+            return
+        assert time.monotonic() < end, f"not seen within {seconds:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+async def page_of(url: str) -> str:
+    def scrape() -> str:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(scrape)
+
+
+async def sample(url: str, name: str) -> float:
+    """The sum of a series over its labels; -1 where there is none."""
+    found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)", await page_of(url), re.M)
+    return sum(map(float, found)) if found else -1.0
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+
+
+def mover_of(pid: int) -> int:
+    """The process beside a shard that moves its blocks."""
+    (found,) = children(pid)
+    return found
+
+
+def state_of(pid: int) -> str:
+    """One letter, as in proc(5); "" for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def counted(pid: int) -> dict[str, Any]:
+    """Descriptors, threads, mappings and resident KiB of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return {
+        "fds": len(list(Path(f"/proc/{pid}/fd").iterdir())),
+        "threads": int(re.search(r"Threads:\s+(\d+)", status)[1]),  # type: ignore[index]
+        "maps": len(Path(f"/proc/{pid}/maps").read_text().splitlines()),
+        "rss_kib": int(re.search(r"VmRSS:\s+(\d+)", status)[1]),  # type: ignore[index]
+    }
