@@ -95,9 +95,10 @@ class SyncClient:
             self._end()
 
     def _end(self) -> None:
+        # On its own thread: the caller's may run a loop of its own.
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_asyncgens(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     def __enter__(self) -> SyncClient:

@@ -431,3 +431,8 @@ def test_plain_code_from_several_threads(cluster: LocalCluster) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(work, range(16)))
+
+
+async def test_a_plain_client_may_live_and_end_within_somebody_elses_loop(cluster: LocalCluster) -> None:
+    with SyncClient(cluster.targets, LAYOUT) as client:
+        assert not client.lookup(some_keys(1, 77)).found.any()
