@@ -169,6 +169,10 @@ class Fleet:
             for gpu in devices:
                 recorder.add(gpu.families(), time_ms, dcgm)
             recorder.add([_up(True), *node.families()], time_ms, (("instance", f"{node.name}:9100"), ("job", "node")))
+            for beside in node.beside:
+                if not first:
+                    beside.observe(seconds)
+                recorder.add(beside.families(), time_ms, beside.target)
 
 
 def _up(answered: bool) -> Family:

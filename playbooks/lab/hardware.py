@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from .exposition import Family, LabelPairs
 from .scheduler import Engine
@@ -102,6 +103,16 @@ class Gpu:
         return found
 
 
+class Beside(Protocol):
+    """Something else of a host that is scraped, with the target's labels under which it appears."""
+
+    target: LabelPairs
+
+    def observe(self, seconds: float) -> None: ...
+
+    def families(self) -> list[Family]: ...
+
+
 @dataclass
 class Node:
     """One host: pressure, load, memory and network, all quiet."""
@@ -109,6 +120,7 @@ class Node:
     name: str
     rng: Random
     cores: int = 96
+    beside: list[Beside] = field(default_factory=list)
     _waiting: float = 0.0
     _received: float = 0.0
     _sent: float = 0.0
@@ -125,6 +137,11 @@ class Node:
         self._waiting += seconds * abs(rng.gauss(0.012, 0.004))
         self._received += seconds * abs(rng.gauss(9e4, 2e4)) + requests * 9_000
         self._sent += seconds * abs(rng.gauss(7e4, 2e4)) + requests * 14_000
+
+    def carry(self, received: float = 0.0, sent: float = 0.0) -> None:
+        """Bytes that cross its network interface besides."""
+        self._received += received
+        self._sent += sent
 
     def families(self) -> list[Family]:
         device: LabelPairs = (("device", "eth0"),)

@@ -120,6 +120,7 @@ def _gather() -> None:
         scenes_faults,
         scenes_healthy,
         scenes_prefix,
+        scenes_rails,
         store_faults,
         store_scenes,
     )

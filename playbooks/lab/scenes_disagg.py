@@ -18,16 +18,21 @@ KV_BYTES_PER_TOKEN = 131_072
 
 @dataclass
 class Disaggregated:
-    """The two pods and the switch that makes hand-overs hang from now on."""
+    """The two pods, the hand-over between them, and the switch that makes it hang from now on."""
 
     fleet: Fleet
     prefill: Pod
     decode: Pod
     hang: Callable[[float], None]
+    hand_over: HandOver
 
 
 class HandOver:
-    """Sends finished prompts from a prefill pod to a decode pod, at ``gib_s`` GiB a second."""
+    """Sends finished prompts from a prefill pod to a decode pod, at ``gib_s`` GiB a second.
+
+    ``piece`` is what a descriptor carries, in bytes (0: a block of a layer, as the connector lays them out); ``moved``
+    hears of the bytes of every transfer.
+    """
 
     def __init__(self, cast: Cast, prefill: Pod, decode: Pod, output: Lengths, gib_s: float) -> None:
         self.prefill = prefill
@@ -35,6 +40,8 @@ class HandOver:
         self.output = output
         self.gib_s = gib_s
         self.hanging = False
+        self.piece = 0
+        self.moved: Callable[[float], None] = lambda _volume: None
         self._rng = cast.stream_rng(decode, "hand-over")
         self._sources: dict[Request, Request] = {}
         decode.on_start = self._serve
@@ -70,7 +77,9 @@ class HandOver:
                 meters.xfer_time_seconds.observe(took)
                 meters.post_time_seconds.observe(post)
                 meters.bytes_transferred.observe(float(volume))
-                meters.num_descriptors.observe(float(-(-request.prompt // 16) * 2))
+                pieces = volume // self.piece if self.piece else -(-request.prompt // 16) * 2
+                meters.num_descriptors.observe(float(pieces))
+            self.moved(float(volume))
             source = self._sources.pop(request, None)
             if source is not None and self.prefill.engine is not None:
                 self.prefill.engine.release_held(source)
@@ -100,4 +109,4 @@ def disaggregated(cast: Cast, rate: float, prompt: float, fit: float) -> Disaggr
     def hang(_now: float) -> None:
         hand_over.hanging = True
 
-    return Disaggregated(cast.fleet([prefill, decode]), prefill, decode, hang)
+    return Disaggregated(cast.fleet([prefill, decode]), prefill, decode, hang, hand_over)

@@ -28,7 +28,7 @@ LEAK_INTERVALS = 36
 LIKELY = frozenset(
     (
         "internal-fragmentation", "kv-capacity-exhausted", "preemption-thrash", "prefix-capacity-miss", "source-blind",
-        "stuck-transfer", "traffic-surge",
+        "stuck-transfer", "traffic-surge", "descriptor-explosion", "roce-loss", "wrong-transport",
     )
 )  # fmt: skip
 
