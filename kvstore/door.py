@@ -63,8 +63,10 @@ class Door:
             bound.bind(str(self.path))
             self.path.chmod(0o600)
             bound.listen(128)
-        except BaseException:
+        except BaseException as error:
             bound.close()
+            if isinstance(error, OSError):
+                error.filename = str(self.path)
             raise
         self._socket = bound
         asyncio.get_running_loop().add_reader(bound.fileno(), self._knock)

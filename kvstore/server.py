@@ -164,7 +164,7 @@ class ShardServer:
             return
         from kvstore.page import ShardSource, StoreCollector, serve_metrics
 
-        source = ShardSource(self.shard, self.settings, self.clients, self.peers, self._ways)
+        source = ShardSource(self.shard, self.settings, self.clients, self.peers, self._ways, self.refusals)
         try:
             self._page = await serve_metrics(StoreCollector(source), host, self.settings.metrics_port)
         except OSError as error:

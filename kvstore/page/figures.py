@@ -109,6 +109,8 @@ class TrafficFigures:
     clients: int
     client_heartbeat_age_s: float | None = None
     hot_key_share: float | None = None
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Who was not let in, by reason; nothing on the page before the first one."""
 
 
 class PageSource(Protocol):

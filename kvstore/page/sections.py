@@ -228,6 +228,9 @@ def _others(snapshot: Snapshot, plain: Families) -> Iterator[Metric]:
     if traffic.client_heartbeat_age_s is not None:
         text = "Age of the oldest client's heartbeat."
         yield plain.gauge("kv_client_heartbeat_age_seconds", text, traffic.client_heartbeat_age_s)
+    if traffic.refusals:
+        text = "Connections and calls that were not let in."
+        yield plain.counters("kv_refusals", text, "reason", dict(traffic.refusals))
     if not peers:
         return
     yield plain.gauges("kv_peer_up", "1 where a peer answers.", "peer", {p.peer: float(p.up) for p in peers})

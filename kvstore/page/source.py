@@ -30,6 +30,7 @@ from kvstore.page.figures import (
 if TYPE_CHECKING:
     from kvstore.clients import Clients
     from kvstore.peers import Peers
+    from kvstore.security import Refusals
     from kvstore.settings import Settings
     from kvstore.shard import Shard
 
@@ -47,6 +48,7 @@ class ShardSource:
         clients: Clients,
         peers: Peers,
         ways: Callable[[], Sequence[Transport]] = tuple,
+        refusals: Refusals | None = None,
     ) -> None:
         """`ways`: transports in use beside `mapped`."""
         self._shard = shard
@@ -54,6 +56,7 @@ class ShardSource:
         self._peers = peers
         self._identity = identity_of(settings)
         self._ways = ways
+        self._refusals = refusals
 
     @property
     def identity(self) -> Identity:
@@ -83,7 +86,12 @@ class ShardSource:
     def traffic_figures(self) -> TrafficFigures:
         shard, clients = self._shard, self._clients
         return TrafficFigures(
-            shard.leases, shard.pins, len(clients), clients.oldest_heartbeat_s(), shard.hot_key_share()
+            shard.leases,
+            shard.pins,
+            len(clients),
+            clients.oldest_heartbeat_s(),
+            shard.hot_key_share(),
+            dict(self._refusals.counts) if self._refusals is not None else {},
         )
 
 

@@ -164,5 +164,7 @@ def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "the key is not the certificate's"
-        return "no PEM, or damaged" if error.reason is None or "PEM" in error.reason else error.reason
+        if error.reason is None or "PEM" in error.reason or "NO_CERTIFICATE" in error.reason:
+            return "it holds no PEM of that kind, or a damaged one"
+        return error.reason.replace("_", " ").lower()
     return error.strerror or str(error)

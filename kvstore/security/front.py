@@ -140,9 +140,7 @@ class _Outer(asyncio.Protocol):
         if self._entering is not None:
             self._entering.cancel()
         if self._begun and not self._shaken and not self._refused:
-            self._front.refusals.note(
-                "tls", self._who, "it hung up while shaking hands: does it trust our certificate?"
-            )
+            self._front.refusals.note("tls", self._who, "it hung up in the handshake: does it trust our certificate?")
         if self._inner is not None:
             self._inner.close()
 

@@ -60,7 +60,7 @@ def _verified(error: ssl.SSLCertVerificationError) -> str:
         "certificate has expired": "it has expired",
         "certificate is not yet valid": "it is not valid yet (is a clock wrong?)",
         "unsuitable certificate purpose": "it is not made for this purpose (extended key usage)",
-    }.get(message, message[:1].lower() + message[1:])
+    }.get(message, message.rstrip("."))
 
 
 def _plain(error: ssl.SSLError) -> str:

@@ -6,6 +6,7 @@ import json
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ def say(value): print(json.dumps(value), flush=True)
 def ask(): return json.loads(sys.stdin.readline())
 """
 
-    def __init__(self, code: str, *args: str) -> None:
+    def __init__(self, code: str, *args: str, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: words before the interpreter's, such as those that make a namespace."""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", self._PRELUDE + code, *args],
+            [*prefix, sys.executable, "-c", self._PRELUDE + code, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
