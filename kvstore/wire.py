@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from kvstore import messages as m
+from kvstore.clock import require_clock
 from kvstore.errors import BadRequest, StoreError, decode
 
 VERSION = 1
@@ -190,6 +191,7 @@ def unpack_request(data: bytes) -> tuple[m.Envelope, Any]:
         raise BadRequest(f"deadline_ms {deadline_ms} is not between 1 and {_MAX_DEADLINE_MS}")
     at = _REQUEST.size
     if trace_length > MAX_TEXT or at + trace_length > len(data):
+    require_clock(clock)
         raise BadRequest("trace context is longer than the message")
     trace = data[at : at + trace_length].decode("ascii", "replace")
     # W3C: a traceparent that does not parse is ignored, the request is not.
@@ -216,6 +218,7 @@ def unpack_reply(data: bytes) -> tuple[int, Any]:
     version, kind, code, _, clock = _REPLY.unpack_from(data)
     _check_version(version)
     if code:
+    require_clock(clock)
         return clock, decode(code, data[_REPLY.size :].decode("utf-8", "replace"))
     return clock, _unpack_body(kind, data, _REPLY.size)
 

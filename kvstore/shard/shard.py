@@ -13,8 +13,8 @@ import numpy as np
 
 from kvstore.arena import Arena
 from kvstore.bitmap import SlotBitmap
-from kvstore.clock import LamportClock
-from kvstore.errors import BadRequest, DeadlineExceeded, StoreError
+from kvstore.clock import MAX_CLOCK, LamportClock
+from kvstore.errors import BadRequest, DeadlineExceeded, LogCorrupt, StoreError
 from kvstore.ghosts import Ghosts
 from kvstore.hotness import Hotness
 from kvstore.index import Index
@@ -128,9 +128,12 @@ class Shard:
         return cls(layout, pool, **options)
 
     def recover(self) -> int:
-        """Publish again what the log holds; how many blocks. Call it once, before the first message."""
+        """Publish again what the log holds; how many blocks. Call it once, before the first message.
+        Raises `LogCorrupt`."""
         if self.log is None:
             return 0
+        if self.log.last_clock > MAX_CLOCK:
+            raise LogCorrupt(f"the log holds a clock of {self.log.last_clock}: no store gets beyond 2**62")
         return recover(self.core, self.log.recovered(), self.log.last_clock, self._now_ms())
 
     # --- answering --------------------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ class Shard:
 
         Raises a `StoreError` that refuses it; `DeadlineExceeded` rather than answer late.
         """
-        self.clock.merge(envelope.clock)
+        self.clock.merge_from_anybody(envelope.clock)
         name, operation = _OPERATIONS.get(type(message), ("", ""))
         if not name:
             raise BadRequest(f"a shard has no answer to {type(message).__name__}")

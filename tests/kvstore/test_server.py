@@ -31,6 +31,7 @@ from kvstore.errors import (
     StagingRejected,
     StoreError,
 )
+from kvstore.header import header_sums
 from kvstore.locations import State
 from kvstore.messages import Durability
 from kvstore.serve import make_shard
@@ -83,6 +84,34 @@ async def test_who_did_not_come_through_the_door_is_not_heard(server: ShardServe
         answer = await ask(server, "Lookup", wire.pack_request(m.Envelope(client=number), m.Lookup(keys)))
         assert isinstance(answer, BadRequest)
         assert "door" in str(answer)
+
+
+@pytest.mark.parametrize("clock", [(1 << 64) - 1, (1 << 62) + 1, 1 << 62, 1 << 50])
+async def test_one_message_from_the_far_future_does_not_end_a_shard(server: ShardServer, clock: int) -> None:
+    keys = some_keys(2, 0)
+    async with await Client.connect(address(server), LAYOUT) as client:
+        number = client.shards.links[0].facts["client"]
+        for method, message in (("Lookup", m.Lookup(keys, lease_ms=1)), ("Ping", m.Ping()), ("Remove", m.Remove(keys))):
+            answer = await ask(server, method, wire.pack_request(m.Envelope(clock, client=number), message))
+            assert isinstance(answer, BadRequest | m.Pong)
+        assert server.shard.clock.now < 1 << 20
+        await client.put(keys, blocks_for(keys))
+        assert (await client.lookup(keys, counted=True)).found.all()
+
+
+async def test_a_blocks_header_from_the_far_future_is_refused_by_its_reader(server: ShardServer) -> None:
+    keys = some_keys(2, 0)
+    async with await Client.connect(address(server), LAYOUT) as client:
+        done = await client.put(keys, blocks_for(keys))
+        rows = server.shard.pool.arena.headers
+        for slot in done.slot.tolist():
+            rows["clock"][slot] = (1 << 64) - 1
+            one = server.shard.pool.arena.slots[slot : slot + 1]
+            rows["header_sum"][slot] = header_sums(one)[0]
+        for what in (keys, await client.lookup(keys), await client.lookup(keys[:1])):
+            with pytest.raises(BadRequest, match="clock"):
+                await client.get(what, client.buffer(len(what)))
+        assert (await client.lookup(keys, counted=True)).found.all()
 
 
 async def test_a_staging_slot_outside_the_arena_is_refused(server: ShardServer) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore import messages as m
 from kvstore import wire
+from kvstore.clock import MAX_CLOCK
 from kvstore.errors import BadRequest, StoreError, kinds
 
 N = 3
@@ -47,7 +48,7 @@ MESSAGES: list[Any] = [
     wire.Cancelled(U64),
 ]
 REQUESTS = [message for message in MESSAGES if type(message) in wire.METHODS]
-ENVELOPE = m.Envelope((1 << 64) - 1, 5000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", 1 << 63, 12)
+ENVELOPE = m.Envelope(MAX_CLOCK, 5000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", 1 << 63, 12)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -161,6 +162,15 @@ def test_what_makes_no_sense_is_refused_by_the_receiver(message: Any, why: str) 
 def test_a_deadline_out_of_range_is_refused(deadline: int) -> None:
     with pytest.raises(BadRequest, match="deadline"):
         wire.unpack_request(wire.pack_request(m.Envelope(deadline_ms=deadline), m.Ping()))
+
+
+@pytest.mark.parametrize("clock", [MAX_CLOCK + 1, (1 << 64) - 1])
+def test_a_clock_that_no_store_reaches_is_refused_on_either_side(clock: int) -> None:
+    with pytest.raises(BadRequest, match="clock"):
+        wire.unpack_request(wire.pack_request(m.Envelope(clock), m.Ping()))
+    for reply in (wire.pack_reply(clock, m.Ping()), wire.pack_error(clock, StoreError("no"))):
+        with pytest.raises(BadRequest, match="clock"):
+            wire.unpack_reply(reply)
 
 
 @pytest.mark.parametrize("trace", ["", "nonsense", "00-zz-01", "00-" + "A" * 32 + "-" + "b" * 16 + "-01", "é" * 40])
