@@ -172,7 +172,7 @@ class Shard:
                 case TailMatch():
                     return self._tails.match(call, message, now_ms)
                 case Lease():
-                    return self._lease(message, now_ms)
+                    return self._lease(call.client, message, now_ms)
                 case Touch():
                     touch(core, message, now_ms)
                     return Pong(self.number, now_ms)
@@ -185,13 +185,13 @@ class Shard:
         finally:
             self.meters.busy_seconds += perf_counter() - began
 
-    def _lease(self, message: Lease, now_ms: int) -> Leased:
+    def _lease(self, client: int, message: Lease, now_ms: int) -> Leased:
         leases = self.core.leases
         if message.pin > 0:
-            return Leased(leases.pin(message.leases, now_ms))
+            return Leased(leases.pin(message.leases, client, now_ms))
         if message.pin < 0:
-            return Leased(leases.unpin(message.leases, message.lease_ms, now_ms))
-        return Leased(leases.renew(message.leases, message.lease_ms, now_ms))
+            return Leased(leases.unpin(message.leases, message.lease_ms, client, now_ms))
+        return Leased(leases.renew(message.leases, message.lease_ms, client, now_ms))
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +207,20 @@ class Shard:
             raise
 
     async def _stored(self, call: Call, message: Put | Append, staging: Arena | Afar | None) -> Published:
+        if staging is None or isinstance(staging, Arena):
+            return await self._pulled(call, message, staging)
+        answer: Published = await self._in_time(call, self._brought(call, message, staging))
+        return answer
+
+    async def _brought(self, call: Call, message: Put | Append, afar: Afar) -> Published:
+        """What comes over the network: neither slots nor credits wait for it, and what comes too late is let go."""
+        began = perf_counter()
+        left_s = max(0, call.until_ms - self._now_ms()) / 1000
+        async with afar.bring(message.staging, left_s) as (arena, slots):
+            self.meters.put_stage_seconds["transfer"].observe(perf_counter() - began, call.trace_id)
+            return await self._pulled(call, replace(message, staging=slots), arena)
+
+    async def _pulled(self, call: Call, message: Put | Append, staging: Arena | None) -> Published:
         """With credits for its bytes from before the pull until the log has answered, even if the asker left."""
         size = len(message.keys) * self.layout.block_bytes
         try:
@@ -216,10 +230,6 @@ class Shard:
             raise DeadlineExceeded(
                 f"no credits within the deadline of {call.deadline_ms} ms: {self.credits.in_flight} bytes are under way"
             ) from None
-        if staging is not None and not isinstance(staging, Arena):
-            brought = self._brought(call, message, staging)
-            answer: Published = await self._in_time(call, self._and_give(brought, call.client, size))
-            return answer
         try:
             rest, waits = self._begin(call, message, staging)
         except BaseException:
@@ -227,15 +237,6 @@ class Shard:
             raise
         finished = self._and_give(rest, call.client, size)
         return await (self._in_time(call, finished) if waits else finished)
-
-    async def _brought(self, call: Call, message: Put | Append, afar: Afar) -> Published:
-        """What comes over the network: nothing is reserved before it is here, and what comes too late is let go."""
-        began = perf_counter()
-        left_s = max(0, call.until_ms - self._now_ms()) / 1000
-        async with afar.bring(message.staging, left_s) as (arena, slots):
-            self.meters.put_stage_seconds["transfer"].observe(perf_counter() - began, call.trace_id)
-            rest, _ = self._begin(call, replace(message, staging=slots), arena)
-        return await rest
 
     def _begin(
         self, call: Call, message: Put | Append, staging: Arena | None

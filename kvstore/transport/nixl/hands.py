@@ -34,6 +34,7 @@ class Hands:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._up = asyncio.Event()
         self.said: dict[str, Any] = {}
         """Agent, metadata and address of the pool; empty while there is no mover."""
 
@@ -46,6 +47,10 @@ class Hands:
         """Start it. Raises `BadRequest` with what stands in its way."""
         reader = await self._spawn()
         self._keeping = asyncio.get_running_loop().create_task(self._keep(reader))
+
+    async def ready(self) -> None:
+        """Returns when there is a mover, which may take as long as starting one."""
+        await self._up.wait()
 
     async def stop(self) -> None:
         """End it; what was under way has ended with it."""
@@ -95,6 +100,7 @@ class Hands:
             await self._bury()
             raise decode(int((said or {}).get("code", BadRequest.code)), (said or {}).get("text", _SILENT))
         self.said = said
+        self._up.set()
         return reader
 
     async def _keep(self, reader: asyncio.StreamReader) -> None:
@@ -129,6 +135,7 @@ class Hands:
     async def _bury(self) -> None:
         """It has ended, or does now; nobody waits for it any more."""
         self.said = {}
+        self._up.clear()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

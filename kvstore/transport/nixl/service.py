@@ -142,7 +142,9 @@ class NixlService:
                 welcome = self._welcome(guest.client)
             except StoreError as error:
                 welcome = refusal(error)
-            except (TimeoutError, StopAsyncIteration):
+            except TimeoutError:
+                welcome = refusal(ShardUnavailable("the process that moves this shard's blocks is being started again"))
+            except StopAsyncIteration:
                 return
             yield json.dumps(welcome).encode()
             if guest is None or "error" in welcome:
@@ -155,6 +157,7 @@ class NixlService:
     async def _admit(self, data: bytes) -> Guest:
         hello = Hello.unpack(data)
         self._layout.require_same(hello.layout)
+        await self._hands.ready()
         client = self._clients.admit(hello.name, hello.pid, None, afar=hello.slots)
         guest = Guest(client)
         self._guests[client.number] = guest
@@ -179,10 +182,9 @@ class NixlService:
         facts = self._facts()
         for local in ("door", "calls"):
             facts.pop(local, None)
-        said = self._hands.said
-        if not said:
-            raise ShardUnavailable("the process that moves this shard's blocks is being started again")
-        pool = {name: said[name] for name in ("agent", "metadata", "base")}
+        if not self._hands.said:
+            raise ShardUnavailable("the process that moves this shard's blocks has ended")
+        pool = {name: self._hands.said[name] for name in ("agent", "metadata", "base")}
         return {
             **facts,
             "client": client.number,
