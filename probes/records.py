@@ -1,7 +1,7 @@
 """``dataclass`` at a tenth of its price: the standard one compiles six methods a class, half a millisecond each time.
 
-A start makes a hundred of them, most of which never get an instance. Here ``__init__`` is compiled when the first
-instance is made (until then its signature says nothing), and the other methods are written once for all classes.
+A start makes a hundred of them, most of which never get an instance. Here a method is compiled when it is first
+called; until then the signature of ``__init__`` says nothing.
 To type checkers and to the functions of ``dataclasses`` (``fields``, ``replace``, ``asdict``) they are dataclasses.
 Not for ``order``, ``kw_only`` and ``InitVar``.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ else:
 
 _ABSENT = object()
 _set = object.__setattr__
-_Fields = Sequence["dataclasses.Field[Any]"]
 
 
 def _made(cls: Any, frozen: bool, slots: bool, eq: bool) -> Any:
@@ -34,36 +32,44 @@ def _made(cls: Any, frozen: bool, slots: bool, eq: bool) -> Any:
     written = {name for name in ("__repr__", "__eq__") if name in own}
     hashed = own.get("__hash__") is not None
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
-    fields = dataclasses.fields(cls)
-    cls.__init__ = _first_init(cls, fields, frozen)
+    _defer(cls, "__init__", lambda: _init(cls, frozen))
     if "__repr__" not in written:
         cls.__repr__ = _repr
-    values = _values_of([item.name for item in fields if item.compare])
-    if eq and "__eq__" not in written:
-        cls.__eq__ = _eq(values)
     if frozen:
         cls.__setattr__, cls.__delattr__ = _no_set, _no_delete
         if slots:
             cls.__getstate__, cls.__setstate__ = _getstate, _setstate
+    if eq and "__eq__" not in written:
+        _defer(cls, "__eq__", lambda: _eq(cls))
     if eq and not hashed:
-        cls.__hash__ = _hash(values) if frozen else None
+        cls.__hash__ = None
+        if frozen:
+            _defer(cls, "__hash__", lambda: _hash(cls))
     return cls
 
 
-def _first_init(cls: Any, fields: _Fields, frozen: bool) -> Callable[..., None]:
-    """Compiles the real one, and makes way for it."""
+def _defer(cls: Any, name: str, make: Callable[[], Callable[..., Any]]) -> None:
+    """Stand in for a method until it is first called."""
 
-    def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807 - it stands for the real one
-        cls.__init__ = made = _compiled(cls, fields, frozen)
-        made(self, *args, **named)
+    def stand_in(self: Any, *args: Any, **named: Any) -> Any:
+        made = make()
+        made.__qualname__ = f"{cls.__qualname__}.{name}"
+        setattr(cls, name, made)
+        return made(self, *args, **named)
 
-    return __init__
+    setattr(cls, name, stand_in)
 
 
-def _compiled(cls: Any, fields: _Fields, frozen: bool) -> Callable[..., None]:
+def _compiled(name: str, parameters: Sequence[str], body: Sequence[str], known: dict[str, Any]) -> Callable[..., Any]:
+    exec(f"def {name}({', '.join(parameters)}):\n " + "\n ".join(body or ["pass"]), known)
+    made: Callable[..., Any] = known[name]
+    return made
+
+
+def _init(cls: Any, frozen: bool) -> Callable[..., Any]:
     known: dict[str, Any] = {"_set": _set, "_ABSENT": _ABSENT}
     parameters, body = ["self"], []
-    for item in fields:
+    for item in dataclasses.fields(cls):
         value = name = item.name
         if item.default is not dataclasses.MISSING:
             known[f"_of_{name}"] = item.default
@@ -79,36 +85,27 @@ def _compiled(cls: Any, fields: _Fields, frozen: bool) -> Callable[..., None]:
             continue  # set by __post_init__
         else:
             value = f"_of_{name}" + "()" * (item.default is dataclasses.MISSING)
-        body.append(f" _set(self, {name!r}, {value})" if frozen else f" self.{name} = {value}")
+        body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
-        body.append(" self.__post_init__()")
-    exec(f"def __init__({', '.join(parameters)}):\n" + ("\n".join(body) or " pass"), known)
-    made: Callable[..., None] = known["__init__"]
-    made.__qualname__ = f"{cls.__qualname__}.__init__"
-    return made
+        body.append("self.__post_init__()")
+    return _compiled("__init__", parameters, body, known)
 
 
-def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(names) > 1:
-        return attrgetter(*names)
-    if not names:
-        return lambda one: ()
-    only = attrgetter(names[0])
-    return lambda one: (only(one),)
+def _eq(cls: Any) -> Callable[..., Any]:
+    body = [
+        "if other.__class__ is self.__class__:",
+        f"    return {_tuple(cls, 'self')} == {_tuple(cls, 'other')}",
+        "return NotImplemented",
+    ]
+    return _compiled("__eq__", ["self", "other"], body, {})
 
 
-def _eq(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any, Any], bool]:
-    def __eq__(self: Any, other: object) -> bool:  # noqa: N807
-        return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
-
-    return __eq__
+def _hash(cls: Any) -> Callable[..., Any]:
+    return _compiled("__hash__", ["self"], [f"return hash({_tuple(cls, 'self')})"], {})
 
 
-def _hash(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], int]:
-    def __hash__(self: Any) -> int:  # noqa: N807
-        return hash(values(self))
-
-    return __hash__
+def _tuple(cls: Any, one: str) -> str:
+    return "(" + "".join(f"{one}.{item.name}, " for item in dataclasses.fields(cls) if item.compare) + ")"
 
 
 def _repr(self: Any) -> str:
