@@ -52,9 +52,10 @@ class Returns:
         await asyncio.sleep(GATHER_S)
         leases, self._leases, self._task = self._leases, {}, None
         for number, numbers in leases.items():
-            with contextlib.suppress(StoreError):
-                message = m.Lease(np.asarray(numbers, np.uint64), 0, 0)
-                await self._reads.shards.links[number].call(message, Deadline(LEASE_MS))
+            for at in range(0, len(numbers), m.MAX_LEASES_AT_ONCE):
+                with contextlib.suppress(StoreError):
+                    message = m.Lease(np.asarray(numbers[at : at + m.MAX_LEASES_AT_ONCE], np.uint64), 0, 0)
+                    await self._reads.shards.links[number].call(message, Deadline(LEASE_MS))
 
 
 async def get_afar(reads: Reads, fetch: Fetch, keys: Keys, located: Locations | None, deadline: Deadline) -> None:

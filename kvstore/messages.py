@@ -21,6 +21,8 @@ Flags = npt.NDArray[np.bool_]
 
 MAX_LEASE_MS = 60_000
 """Longer ones are granted for this long: a reader that dies must not keep a slot for ever (policy)."""
+MAX_LEASES_AT_ONCE = 256
+"""Of one message: each costs some array operations on all its blocks (policy)."""
 
 
 class Miss(IntEnum):
@@ -163,7 +165,10 @@ class TailMatched:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Renew (`lease_ms` > 0) or release (0) leases by id; `pin`: +1 / −1 turns one into a pin and back."""
+    """Renew (`lease_ms` > 0) or release (0) the asker's leases by id; `pin`: +1 / −1 turns one into a pin and back.
+
+    At most `MAX_LEASES_AT_ONCE`, each once. Another client's leases are to the asker as if they had ended.
+    """
 
     leases: Words
     lease_ms: int = 0

@@ -313,6 +313,15 @@ class Pool:
         """The extents that published `slots` lie in, each once."""
         return self._extents.ids_of(slots)
 
+    def lease_extents(self, extents: Slots, until_ms: int) -> None:
+        """As `lease`, for `extents`."""
+        leased = self._extents.leased_until
+        leased[extents] = np.maximum(leased[extents], until_ms + LEASE_GRACE_MS)
+
+    def pin_extents(self, extents: Slots, count: int) -> None:
+        """`count` more pins on each of these (distinct) extents; −1: one less."""
+        self._extents.pins[extents] += count
+
     def end_leases(self, extents: Slots) -> None:
         """Every reader that leased something in these extents has said that it is done."""
         self._extents.leased_until[extents] = 0

@@ -18,6 +18,7 @@ from kvstore.errors import (
     StagingRejected,
 )
 from kvstore.messages import (
+    MAX_LEASES_AT_ONCE,
     CloseSession,
     Durability,
     Envelope,
@@ -216,20 +217,53 @@ async def test_a_pin_has_no_end_but_its_clients() -> None:
     rig = Rig(blocks=3)
     await rig.put(A)
     lease = np.array([(await rig.ask(Lookup(keys_of(A), lease_ms=1_000), client=7)).lease], np.uint64)
-    assert (await rig.ask(Lease(lease, pin=1))).until_ms.tolist() == [PINNED_MS]
-    assert (await rig.ask(Lease(lease, pin=1))).until_ms.tolist() == [PINNED_MS]
+    assert (await rig.ask(Lease(lease, pin=1), client=7)).until_ms.tolist() == [PINNED_MS]
+    assert (await rig.ask(Lease(lease, pin=1), client=7)).until_ms.tolist() == [PINNED_MS]
     assert (rig.shard.leases, rig.shard.pins) == (0, 1)
     rig.now_ms += 1_000_000
     rig.shard.sweep(rig.now_ms)
-    assert (await rig.ask(Lease(lease, pin=-1))).until_ms.tolist() == [PINNED_MS]
+    assert (await rig.ask(Lease(lease, pin=-1), client=7)).until_ms.tolist() == [PINNED_MS]
     with pytest.raises(PoolExhausted):
         await rig.put(B)
-    assert (await rig.ask(Lease(lease, pin=-1, lease_ms=500))).until_ms.tolist() == [rig.now_ms + 500]
-    await rig.ask(Lease(lease, pin=1))
+    assert (await rig.ask(Lease(lease, pin=-1, lease_ms=500), client=7)).until_ms.tolist() == [rig.now_ms + 500]
+    await rig.ask(Lease(lease, pin=1), client=7)
+    await rig.ask(Lease(lease, pin=1), client=7)
     rig.shard.forget_client(7)
     assert (rig.shard.leases, rig.shard.pins) == (0, 0)
     rig.now_ms += 1_000
     assert ((await rig.put(B)).slot >= 0).all()
+
+
+async def test_a_lease_is_its_clients_and_nobody_elses() -> None:
+    rig = Rig(blocks=3)
+    await rig.put(A)
+    first = (await rig.ask(Lookup(keys_of(A), lease_ms=60_000), client=7)).lease
+    second = (await rig.ask(Lookup(keys_of(A), lease_ms=60_000), client=8)).lease
+    assert abs(first - second) > 1 << 20, "numbers that can be guessed"
+    lease = np.array([first], np.uint64)
+    await rig.ask(Lease(lease, pin=1), client=7)
+    for pin, lease_ms in ((-1, 0), (0, 0), (0, 5), (1, 0)):
+        assert (await rig.ask(Lease(lease, lease_ms=lease_ms, pin=pin), client=8)).until_ms.tolist() == [0]
+    rig.shard.forget_client(8)
+    rig.now_ms += 1_000_000
+    rig.shard.sweep(rig.now_ms)
+    with pytest.raises(PoolExhausted):
+        await rig.put(B)
+    assert (rig.shard.leases, rig.shard.pins) == (0, 1)
+
+
+@pytest.mark.parametrize("pin", [1, -1, 0])
+async def test_one_message_acts_on_few_leases_and_on_each_once(pin: int) -> None:
+    """Or 160 KB would keep a shard busy for many seconds: every row is work on all the lease's blocks."""
+    rig = Rig(blocks=3)
+    await rig.put(A)
+    leases = [(await rig.lookup(A, lease_ms=1_000)).lease for _ in range(MAX_LEASES_AT_ONCE + 1)]
+    with pytest.raises(BadRequest, match="twice"):
+        await rig.ask(Lease(np.array([leases[0], leases[1], leases[0]], np.uint64), 5, pin))
+    with pytest.raises(BadRequest, match="at most"):
+        await rig.ask(Lease(np.array(leases, np.uint64), 5, pin))
+    until = (await rig.ask(Lease(np.array(leases[1:], np.uint64), 5, pin))).until_ms
+    assert (until > 0).all()
 
 
 async def test_one_run_or_nothing() -> None:
