@@ -20,17 +20,25 @@ def addresses_of(targets: str | Path | Sequence[str]) -> list[str]:
         raise BadRequest("no shard was named: give host:port,host:port or the path of a cluster file")
     for word in found:
         host, colon, port = word.rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        if not colon or not host or not port_of(port):
             raise BadRequest(f"{word!r} is no address of a shard: host:port is expected")
     return found
+
+
+def port_of(text: str) -> int | None:
+    """A port's number, 0 … 65535; None for anything else."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else -1
+    return number if 0 <= number <= 65_535 else None
 
 
 def read_cluster(path: Path) -> list[dict[str, Any]]:
     """The shards of a cluster file, by number."""
     try:
-        shards = json.loads(path.read_text(encoding="utf-8"))["shards"]
-        return sorted((dict(shard) for shard in shards), key=lambda shard: int(shard["shard"]))
+        shards = [dict(shard) for shard in json.loads(path.read_text(encoding="utf-8"))["shards"]]
+        if not shards or not all(isinstance(shard["address"], str) for shard in shards):
+            raise ValueError
+        return sorted(shards, key=lambda shard: int(shard["shard"]))
     except OSError as error:
         raise BadRequest(f"cluster file {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadRequest(f"{path} is no cluster file (kvstore cluster --cluster-file FILE writes one)") from None

@@ -44,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else EXIT_USAGE
+    if words[0] in ("version", "--version", "-V"):
+        from importlib.metadata import version
+
+        print(f"kvstore {version('kvscope')}")
+        return 0
     command, rest = words[0], words[1:]
     try:
         return _run(command, rest)

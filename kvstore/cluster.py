@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kvstore.addresses import read_cluster
 from kvstore.errors import BadRequest, StoreError
 from kvstore.layout import Layout
 
@@ -103,14 +104,15 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start every shard and wait until all serve."""
-        self._made_dir = None if self._given_run_dir else Path(tempfile.mkdtemp(prefix="kvstore-"))
+        _clear_after_the_dead()
+        self._made_dir = None if self._given_run_dir else Path(tempfile.mkdtemp(prefix=f"kvstore-{os.getpid()}-"))
         self._run_dir = self._given_run_dir or self._made_dir or Path()
-        self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = self._given_file or self._run_dir / "cluster.json"
-        self._file.unlink(missing_ok=True)
-        self._lifeline = os.pipe()
         _alive.add(self)
         try:
+            self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._require_file()
+            self._lifeline = os.pipe()
             begun = [self._begin(number, self._ports(number)) for number in range(self._count)]
             self.processes = [process for process, _ in begun]
             self.facts = [self._wait(number, process, ready) for number, (process, ready) in enumerate(begun)]
@@ -152,7 +154,7 @@ class LocalCluster:
             if fd >= 0:
                 os.close(fd)
         self._lifeline = (-1, -1)
-        if self._given_file is not None:
+        if self._given_file is not None and self._is_ours(_shards_in(self._given_file)):
             self._given_file.unlink(missing_ok=True)
         if self._made_dir is not None:
             shutil.rmtree(self._made_dir, ignore_errors=True)
@@ -173,6 +175,23 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+    def _require_file(self) -> None:
+        """The cluster file can be written, and is not that of a cluster which runs."""
+        for shard in _shards_in(self._file):
+            if _is_a_shard(int(shard.get("pid", 0))):
+                raise BadRequest(
+                    f"{self._file} is that of a running cluster (shard {shard.get('shard')} is process "
+                    f"{shard['pid']}): stop it, or choose another --cluster-file or --run-dir"
+                )
+        if self._file.is_dir():
+            raise BadRequest(f"cluster file {self._file}: is a directory")
+        if not self._file.parent.is_dir():
+            raise BadRequest(f"cluster file {self._file}: there is no directory {self._file.parent}")
+        self._file.unlink(missing_ok=True)
+
+    def _is_ours(self, shards: list[dict[str, Any]]) -> bool:
+        return bool(shards) and {each.get("instance") for each in shards} == {each["instance"] for each in self.facts}
 
     # --- one shard ------------------------------------------------------------------------------------------------
 
@@ -247,8 +266,32 @@ class LocalCluster:
         """At once or not at all: shards read it to find their peers."""
         document = {"schema": "kvstore.cluster/1", "shards": self.facts}
         half = self._file.with_name(self._file.name + ".new")
-        half.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        half.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         half.replace(self._file)
+
+
+def _shards_in(path: Path) -> list[dict[str, Any]]:
+    """What a cluster file says; nothing for none, or for something else."""
+    try:
+        return read_cluster(path)
+    except BadRequest:
+        return []
+
+
+def _is_a_shard(pid: int) -> bool:
+    try:
+        return pid > 0 and b"kvstore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _clear_after_the_dead() -> None:
+    """Remove the directories of clusters whose process was killed before it could."""
+    for path in Path(tempfile.gettempdir()).glob("kvstore-*-*"):
+        maker = path.name.split("-")[1]
+        with contextlib.suppress(OSError):
+            if maker.isdecimal() and path.stat().st_uid == os.geteuid() and not Path(f"/proc/{maker}").exists():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @atexit.register

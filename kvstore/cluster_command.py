@@ -14,6 +14,7 @@ from kvstore import options
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest
 from kvstore.lifeline import end_with
+from kvstore.memory import require_memory
 
 EXIT_SHARD_DIED = 1
 
@@ -23,6 +24,11 @@ def run(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
     layout = options.layout_of(given)
     host, port = options.address_of(given.listen)
+    blocks = options.blocks_of(given, layout)
+    options.session_ttl_of(given.session_ttl)
+    options.require_port("--listen", port, shards=given.shards)
+    options.require_port("--metrics-port", given.metrics_port, shards=given.shards)
+    require_memory(blocks * layout.slot_bytes, given.shards)
     told: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -34,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     with LocalCluster(
         given.shards,
         layout,
-        options.blocks_of(given, layout),
+        blocks,
         run_dir=given.run_dir,
         cluster_file=given.cluster_file,
         host=host,

@@ -13,6 +13,7 @@ from kvstore.header import HEADER_BYTES
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "uint8": 1}
 _SLOT_ALIGNMENT = 128
+_LONGEST_NAME = 256
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,13 @@ class Layout:
     salt: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("model_id", "salt", "dtype"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST_NAME:
+                raise BadRequest(f"layout field {name!r} must be a text of at most {_LONGEST_NAME}, not {value!r:.80}")
         for name in ("layers", "head_groups", "heads", "head_dim", "block_tokens", "window_tokens"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise BadRequest(f"layout field {name!r} must be a positive integer, not {value!r}")
         if self.dtype not in _ITEM_BYTES:
             raise BadRequest(f"layout field 'dtype' must be one of {', '.join(_ITEM_BYTES)}, not {self.dtype!r}")
@@ -82,7 +87,7 @@ class Layout:
         try:
             values = json.loads(text)
             return cls(**values)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise BadRequest(f"not a layout: {error}") from None
 
     @property

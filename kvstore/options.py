@@ -8,13 +8,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from kvstore.addresses import port_of
 from kvstore.errors import BadRequest
 from kvstore.layout import Layout
 from kvstore.messages import Durability
 from kvstore.security import Access
 from kvstore.security.access import ENVIRONMENT, INSECURE
+from kvstore.wire import MAX_TTL_MS
 
 DURABILITY = {"none": Durability.NONE, "log": Durability.LOG, "log+sync": Durability.LOG_SYNC}
+_TOO_MUCH = 1 << 60
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -79,6 +82,8 @@ def layout_of(given: argparse.Namespace) -> Layout:
                 text = Path(text).read_text(encoding="utf-8")
             except OSError as error:
                 raise BadRequest(f"layout file {given.layout}: {error.strerror}") from None
+            except ValueError:
+                raise BadRequest(f"layout file {given.layout}: no text") from None
         whole = Layout.from_json(text)
         values = {field.name: getattr(whole, field.name) for field in fields(whole)}
     for field in fields(Layout):
@@ -101,9 +106,9 @@ def blocks_of(given: argparse.Namespace, layout: Layout) -> int:
         if given.blocks < 1:
             raise BadRequest(f"a shard needs at least one block, not {given.blocks}")
         return int(given.blocks)
-    blocks = size_of(given.memory or "256M") // layout.slot_bytes
+    blocks = size_of("256M" if given.memory is None else given.memory) // layout.slot_bytes
     if blocks < 1:
-        raise BadRequest(f"--memory {given.memory}: not even one block of {layout.slot_bytes} bytes fits")
+        raise BadRequest(f"--memory {given.memory!r}: not even one block of {layout.slot_bytes} bytes fits")
     return blocks
 
 
@@ -113,9 +118,20 @@ def size_of(text: str) -> int:
     unit = word[-1:] if word[-1:].isalpha() else ""
     number = word.removesuffix(unit) if unit else word
     try:
-        return int(float(number) * _UNITS[unit])
+        size = int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        raise BadRequest(f"{text!r} is no size: 512M and 4G are") from None
+        size = -1
+    if not 0 <= size < _TOO_MUCH:
+        raise BadRequest(f"{text!r} is no size: 512M and 4G are")
+    return size
+
+
+def session_ttl_of(text: str) -> int:
+    """Milliseconds that a session may have. Raises `BadRequest`."""
+    ttl_ms = milliseconds_of(text)
+    if not 1 <= ttl_ms <= MAX_TTL_MS:
+        raise BadRequest(f"--session-ttl {text}: between a millisecond and a year, please")
+    return ttl_ms
 
 
 def milliseconds_of(text: str) -> int:
@@ -133,6 +149,14 @@ def milliseconds_of(text: str) -> int:
 def address_of(text: str) -> tuple[str, int]:
     """Host and port of `127.0.0.1:7600` or `[::1]:7600`. Raises `BadRequest`."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
+    number = port_of(port)
+    if not colon or number is None:
         raise BadRequest(f"{text!r} is no address: HOST:PORT is expected")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", number
+
+
+def require_port(option: str, port: int, *, least: int = 0, shards: int = 1) -> None:
+    """Raise `BadRequest` unless `port`, and those of the other shards that count up from it, are ports."""
+    if port < least or port + (shards - 1 if port > 0 else 0) > 65_535:
+        counted = f", and {shards} shards count up from it" if shards > 1 else ""
+        raise BadRequest(f"{option} {port}: ports are {least} … 65535{counted}")

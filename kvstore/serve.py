@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.errors import BadRequest, LogFailed, StoreError
+from kvstore.memory import MIB, require_memory
 from kvstore.messages import Durability
 from kvstore.settings import Settings
 from probes.instrument import InstrumentError, configure
@@ -29,7 +28,6 @@ EXIT_FAILED = 1
 """The shard had to stop: its log failed."""
 EXIT_USAGE = 2
 """It could not start as it was told to."""
-MIB = 1 << 20
 
 
 def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> int:
@@ -41,36 +39,12 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     for line in settings.warnings():
         logging.getLogger("kvstore.serve").warning(line)
-    require_memory(settings)
+    require_memory(settings.blocks * settings.layout.slot_bytes)
     try:
         configure(instance=f"shard-{settings.shard}")
     except InstrumentError as error:
         raise BadRequest(str(error)) from None
     return asyncio.run(_serve(settings, ready_fd, lifeline_fd))
-
-
-def require_memory(settings: Settings) -> None:
-    """Raise `BadRequest` when the pool cannot fit into the memory that is free now: it would die of it later."""
-    wanted = settings.blocks * settings.layout.slot_bytes
-    free = free_memory()
-    if free is not None and wanted > free:
-        raise BadRequest(
-            f"a pool of {settings.blocks} blocks takes {wanted / MIB:.0f} MiB of shared memory, "
-            f"{free / MIB:.0f} MiB are free: choose fewer --blocks"
-        )
-
-
-def free_memory() -> int | None:
-    """Bytes that may still be taken: of the host, or of the control group if that is less. None: cannot tell."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return min(found) if found else None
 
 
 def make_shard(settings: Settings) -> Shard:
@@ -174,7 +148,10 @@ def _why_not(settings: Settings, error: OSError) -> str:
     """One line for what stands in a shard's way."""
     where = error.filename or f"{settings.host}:{settings.port}"
     if error.errno == errno.EADDRINUSE:
-        return f"cannot listen on {where}: it is in use (another shard?); choose another with --listen HOST:PORT"
+        option = "--metrics-port PORT" if "(metrics)" in str(where) else "--listen HOST:PORT"
+        return f"cannot listen on {where}: it is in use (another shard?); choose another with {option}"
+    if settings.run_dir is not None and str(where).startswith(str(settings.run_dir)):
+        return f"run directory {settings.run_dir}: {error.strerror or error}; choose another with --run-dir"
     if error.errno == errno.EACCES:
         return f"cannot listen on {where}: no permission"
     return f"cannot listen on {where}: {error.strerror or error}"

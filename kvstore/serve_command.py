@@ -19,6 +19,7 @@ def run(argv: Sequence[str]) -> int:
     page_host, page_port = None, given.metrics_port
     if given.metrics_listen:
         page_host, page_port = options.address_of(given.metrics_listen)
+    options.require_port("--metrics-port", given.metrics_port, least=-1)
     settings = Settings(
         layout=layout,
         blocks=options.blocks_of(given, layout),
@@ -34,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         cluster_file=given.cluster_file,
         durability=options.DURABILITY[given.durability],
         log_dir=given.log_dir,
-        session_ttl_ms=options.milliseconds_of(given.session_ttl),
+        session_ttl_ms=options.session_ttl_of(given.session_ttl),
         placement=given.placement,
         naive_bitmap=given.naive_bitmap,
         drain_us=given.drain_us,

@@ -55,6 +55,8 @@ class Settings:
         if not 0 <= self.shard < self.shards:
             raise BadRequest(f"shard {self.shard} of {self.shards}: shards are numbered from 0")
         self._require_access()
+        if self.drain_us < 0:
+            raise BadRequest(f"--drain-us {self.drain_us}: at least 0, please")
         if self.placement not in KINDS:
             raise BadRequest(f"no placement {self.placement!r}; there are {', '.join(KINDS)}")
         if self.durability and self.log_dir is None:

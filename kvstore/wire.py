@@ -27,6 +27,7 @@ from kvstore.errors import BadRequest, StoreError, decode
 VERSION = 1
 MAX_ROWS = 1 << 18
 MAX_TEXT = 256
+MAX_TTL_MS = 366 * 24 * 3_600_000
 MAX_BYTES = 64 << 20
 """The largest message either side accepts: 2**18 keys with everything that a put says about them is 24 MiB."""
 
@@ -190,8 +191,8 @@ def unpack_request(data: bytes) -> tuple[m.Envelope, Any]:
     if not 1 <= deadline_ms <= _MAX_DEADLINE_MS:
         raise BadRequest(f"deadline_ms {deadline_ms} is not between 1 and {_MAX_DEADLINE_MS}")
     at = _REQUEST.size
-    if trace_length > MAX_TEXT or at + trace_length > len(data):
     require_clock(clock)
+    if trace_length > MAX_TEXT or at + trace_length > len(data):
         raise BadRequest("trace context is longer than the message")
     trace = data[at : at + trace_length].decode("ascii", "replace")
     # W3C: a traceparent that does not parse is ignored, the request is not.
@@ -217,8 +218,8 @@ def unpack_reply(data: bytes) -> tuple[int, Any]:
         raise BadRequest(f"a reply of {len(data)} bytes is shorter than its head")
     version, kind, code, _, clock = _REPLY.unpack_from(data)
     _check_version(version)
-    if code:
     require_clock(clock)
+    if code:
         return clock, decode(code, data[_REPLY.size :].decode("utf-8", "replace"))
     return clock, _unpack_body(kind, data, _REPLY.size)
 
@@ -351,7 +352,7 @@ def _check(message: Any) -> None:
     if isinstance(message, m.OpenSession):
         if not _TEXT.fullmatch(message.session_class) or len(message.session_class) > 64:
             raise BadRequest("session_class is 1 to 64 of A-Z a-z 0-9 _ . : / -")
-        if not 1 <= message.ttl_ms <= 366 * 24 * 3_600_000:
+        if not 1 <= message.ttl_ms <= MAX_TTL_MS:
             raise BadRequest(f"ttl_ms {message.ttl_ms} is not between 1 ms and a year")
     if isinstance(message, m.Lease) and message.pin not in (-1, 0, 1):
         raise BadRequest(f"pin {message.pin} is none of -1, 0, 1")

@@ -204,6 +204,8 @@ def run(argv: list[str]) -> int:
         parser.error("need 0 < --seconds ≤ 600, 1 ≤ --rounds ≤ 1000, 1 ≤ --truncations ≤ 1000")
     if not 2 * options.block_bytes / MIB < options.segment_mib <= 64:
         parser.error("--segment-mib must hold some blocks and be at most 64")
+    if options.directory is not None and not options.directory.is_dir():
+        parser.error(f"--directory {options.directory} is no directory")
     try:
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=options.directory or Path.cwd()) as directory:
             facts = machine.facts()

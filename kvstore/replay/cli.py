@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,15 +50,31 @@ def run(argv: Sequence[str]) -> int:
     parser = _parser()
     given = parser.parse_args(argv)
     end_with(given.lifeline_fd)
+    _check(parser, given)
     try:
         requests = read_trace(given.trace or excerpt(), limit=given.limit)
     except TraceError as error:
         print(f"kvstore replay: {error}", file=sys.stderr)
         return 2
-    _check(parser, given)
-    report = asyncio.run(_connected(given, requests) if given.connect else _own_cluster(given, requests))
+    report = _to_its_end(_connected(given, requests) if given.connect else _own_cluster(given, requests))
     print(json.dumps(report.as_dict()) if given.json else "\n".join([*report.lines(), *_why(given, report)]))
     return EXIT_WRONG_BYTES if report.tally.wrong else 0
+
+
+def _to_its_end(work: Coroutine[Any, Any, Report]) -> Report:
+    """The result; what was started for it ends also when we are told to end."""
+
+    async def told() -> Report:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(told())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 async def _own_cluster(given: argparse.Namespace, requests: Sequence[Request]) -> Report:
@@ -93,10 +111,10 @@ async def _play(
     layout: Layout,
     access: Access | None = None,
 ) -> Report:
-    pace = Pace(given.lanes, given.speed, given.lease_ms)
+    pace = Pace(given.lanes, given.speed, given.lease_ms, options.DURABILITY[given.durability])
     plan = None
     if given.sessions:
-        plan = SessionPlan(conversations(requests), ttl_ms=options.milliseconds_of(given.session_ttl))
+        plan = SessionPlan(conversations(requests), ttl_ms=options.session_ttl_of(given.session_ttl))
     progress = Progress(len(requests))
     async with await Client.connect(targets, layout, deadline_ms=DEADLINE_MS, name="replay", access=access) as client:
         before = await target.evictions(client)
@@ -147,6 +165,9 @@ def _why(given: argparse.Namespace, report: Report) -> list[str]:
 def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     if given.connect and (given.blocks is not None or given.block_bytes is not None or given.metrics is not None):
         parser.error("--connect uses a store as it is: leave --blocks, --block-bytes and --metrics out")
+    options.session_ttl_of(given.session_ttl)
+    if given.metrics is not None:
+        options.require_port("--metrics", given.metrics, shards=given.shards)
     for name in ("shards", "lanes", "blocks", "limit"):
         value = getattr(given, name)
         if value is not None and value < 1:

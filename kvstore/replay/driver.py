@@ -15,6 +15,7 @@ from kvstore.errors import LeaseExpired, NoRun, PoolExhausted
 from kvstore.handle import SessionHandle
 from kvstore.keys import Keys
 from kvstore.locations import Locations
+from kvstore.messages import Durability
 from kvstore.replay.content import Content
 from kvstore.replay.oracle import prefix_length
 from kvstore.replay.order import Order, Turn
@@ -32,6 +33,7 @@ class Pace:
     lanes: int = 8
     speed: float | None = None
     lease_ms: int = 1_000
+    durability: Durability = Durability.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Driver:
                 valid=self._content.valid(request)[rows],
                 chains=self._content.chains(keys[rows]),
                 session=session,
+                durability=self._pace.durability,
             )
         except (PoolExhausted, NoRun):
             self.tally.refused_puts += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -55,7 +56,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[Request]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
             requests = list(_parse(lines, str(path), limit))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TraceError(f"{path}: cannot be read: {reason}") from None
     if not requests:
@@ -87,13 +88,13 @@ def _parse(lines: Iterable[bytes], name: str, limit: int | None) -> Iterator[Req
 def _request(line: bytes, where: str) -> Request:
     try:
         values = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: not JSON: {error}") from None
     if not isinstance(values, dict):
         raise TraceError(f"{where}: a request must be a JSON object, not {_kind(values)}")
     ids = values.get("hash_ids")
-    if not isinstance(ids, list):
-        raise TraceError(f"{where}: 'hash_ids' must be a list of integers, not {_kind(ids)}")
+    if not isinstance(ids, list) or not ids:
+        raise TraceError(f"{where}: 'hash_ids' must be a list of integers, at least one, not {_kind(ids)}")
     for window in ids:
         if type(window) is not int or not 0 <= window < _MOST:
             raise TraceError(f"{where}: a hash id must be a non-negative integer, not {_kind(window)}")

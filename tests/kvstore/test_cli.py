@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import socket
@@ -29,6 +30,25 @@ def impatient() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def bad_files(tmp_path: Path) -> dict[str, str]:
+    """Broken inputs by the name that stands for them."""
+    packed = bytearray(gzip.compress(b'{"timestamp": 1}\n' * 400))
+    packed[30:40] = bytes(10)
+    contents = {
+        "bad_cluster": ("cluster.json", b'{"shards": [{"shard": 0}]}'),
+        "deep_trace": ("deep.jsonl", b"[" * 100_000 + b"\n"),
+        "empty_request": (
+            "empty.jsonl",
+            b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}\n',
+        ),
+        "broken_gzip": ("broken.jsonl.gz", bytes(packed)),
+    }
+    for name, content in contents.values():
+        (tmp_path / name).write_bytes(content)
+    return {f"{{{word}}}": str(tmp_path / name) for word, (name, _) in contents.items()}
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kvstore.cli", *words], capture_output=True, text=True, cwd=ROOT, timeout=60
@@ -54,6 +74,31 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--memory", "1"], "not even one block"),
         (["serve", "--memory", "900T"], "MiB are free"),
         (["serve", "--listen", "nonsense"], "no address"),
+        (["serve", "--listen", "127.0.0.1:²"], "no address"),
+        (["serve", "--listen", "127.0.0.1:٣"], "no address"),
+        (["serve", "--metrics-port", "99999"], "ports are"),
+        (["cluster", "--metrics-port", "65535", "--shards", "2"], "count up from it"),
+        (["cluster", "--metrics-port", "-1"], "ports are"),
+        (["serve", "--memory", ""], "no size"),
+        (["serve", "--memory", "1e300"], "no size"),
+        (["serve", "--session-ttl", "0"], "--session-ttl"),
+        (["serve", "--session-ttl=-5m"], "--session-ttl"),
+        (["cluster", "--session-ttl", "99999999h"], "--session-ttl"),
+        (["serve", "--layout", "/bin/ls"], "no text"),
+        (["serve", "--layout", '{"model_id":5}'], "'model_id'"),
+        (["serve", "--layout", '{"model_id":null}'], "'model_id'"),
+        (["serve", "--layout", '{"model_id":"\\ud800"}'], "'model_id'"),
+        (["serve", "--layout", '{"model_id":"x","heads":true}'], "'heads'"),
+        (["serve", "--drain-us", "-5"], "--drain-us"),
+        (["cluster", "--shards", "3", "--memory", "900G"], "3 pools"),
+        (["cluster", "--cluster-file", "/tmp"], "is a directory"),
+        (["cluster", "--cluster-file", "/nope/x"], "no directory /nope"),
+        (["replay", "--metrics", "99999"], "ports are"),
+        (["replay", "--sessions", "--session-ttl", "0"], "--session-ttl"),
+        (["replay", "--connect", "{bad_cluster}"], "no cluster file"),
+        (["replay", "{deep_trace}"], "not JSON"),
+        (["replay", "{empty_request}"], "at least one"),
+        (["replay", "{broken_gzip}"], "cannot be read"),
         (["serve", "--listen", "0.0.0.0:0"], "no loopback address"),
         (["serve", "--listen", "store.example:7600"], "no loopback address"),
         (["serve", "--session-ttl", "soon"], "no time"),
@@ -74,9 +119,9 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_done_is_said_in_one_line(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str], impatient: None
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], impatient: None, bad_files: dict[str, str]
 ) -> None:
-    assert cli.main(words) == 2
+    assert cli.main([bad_files.get(word, word) for word in words]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("kvstore ")

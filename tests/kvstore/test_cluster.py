@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.client import Client, SyncClient
 from kvstore.cluster import LocalCluster
-from kvstore.errors import StoreError
+from kvstore.errors import BadRequest, StoreError
 from tests.kvstore.process_rig import LAYOUT, ROOT, blocks_for, some_keys
 
 
@@ -141,3 +141,28 @@ def test_the_command_tells_of_a_shard_that_dies_and_starts_nothing_again(tmp_pat
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "shard 0 has ended" in errors
+
+
+def test_a_cluster_file_of_a_running_cluster_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    with LocalCluster(1, LAYOUT, 16, cluster_file=file):
+        before = file.read_text()
+        with pytest.raises(BadRequest, match="running cluster"), LocalCluster(1, LAYOUT, 16, cluster_file=file):
+            pass
+        assert file.read_text() == before
+        # Somebody else's by the time that we end: theirs stays.
+        file.write_text(before.replace('"instance": "', '"instance": "f'))
+    assert file.exists()
+
+
+def test_what_a_killed_cluster_left_behind_goes_with_the_next_start(tmp_path: Path) -> None:
+    code = "import os, sys, tests.kvstore.process_rig as r; from kvstore.cluster import LocalCluster\n"
+    code += "c = LocalCluster(1, r.LAYOUT, 16); c.start(); print(c.file, flush=True); os.kill(os.getpid(), 9)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    left = Path(died.stdout.strip()).parent
+    assert left.is_dir()
+    code = "import tests.kvstore.process_rig as r; from kvstore.cluster import LocalCluster\n"
+    code += "with LocalCluster(1, r.LAYOUT, 16): pass"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=60)
+    assert not left.exists()

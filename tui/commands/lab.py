@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # the store must not outlive us
     with _store_errors(), plain_errors():
         return {"list": _list, "run": _run, "score": _score}[args.action](args)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 @contextmanager
@@ -80,6 +87,9 @@ def _list(args: argparse.Namespace) -> int:
     from playbooks.lab.live.host import why_not
     from tui.commands.table import table
 
+    if args.scenarios:
+        raise CommandError(f"lab list takes no scenario, not {args.scenarios[0]!r}: it lists them all")
+
     rows = [(one.name, why_not(one), one.stand_in, one.says) for one in _scenarios().values()]
     if args.json:
         print_json(
@@ -100,9 +110,10 @@ def _run(args: argparse.Namespace) -> int:
     if len(args.scenarios) != 1:
         raise CommandError("lab run: which scenario? `kvtop lab list` lists them")
     if args.output is not None:
-        from probes.recorder import refuse_taken
-
-        refuse_taken(args.output)
+        if args.output.exists():
+            raise CommandError(f"{args.output}: is there already; name another file")
+        if not args.output.parent.is_dir():
+            raise CommandError(f"{args.output}: there is no directory {args.output.parent}")
     outcome = _rehearsed(args, _known(args.scenarios[0]), args.seed)
     if args.json:
         print_json({**as_json(outcome), "diagnosis": diagnosis_json(outcome.diagnosis)})
@@ -117,6 +128,10 @@ def _score(args: argparse.Namespace) -> int:
     from playbooks.lab.live.host import why_not
     from playbooks.lab.live.score import as_json
 
+    if args.seeds < 1:
+        raise CommandError(f"lab score: --seeds must be at least 1, not {args.seeds}")
+    if args.output is not None:
+        raise CommandError("lab score keeps no recording: `kvtop lab run` does (-o FILE)")
     chosen = [_known(name) for name in args.scenarios] or list(_scenarios().values())
     rows, wrong = [], 0
     for scenario in chosen:

@@ -19,13 +19,13 @@ def write(path: Path, *lines: object) -> Path:
 
 
 def test_a_request_and_what_its_windows_hold(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path / "t.jsonl", GOOD, "", {**GOOD, "input_length": 0, "hash_ids": []}))
+    trace = read_trace(write(tmp_path / "t.jsonl", GOOD, "", {**GOOD, "input_length": 1, "hash_ids": [4]}))
     assert len(trace) == 2
     first = trace[0]
     assert (first.timestamp_ms, first.input_tokens, first.output_tokens) == (3000, 600, 7)
     assert first.windows.tolist() == [4, 9]
     assert first.valid().tolist() == [512, 88]
-    assert trace[1].valid().tolist() == []
+    assert trace[1].valid().tolist() == [1]
 
 
 def test_the_excerpt_ships_with_its_notice() -> None:
@@ -41,7 +41,8 @@ def test_the_excerpt_ships_with_its_notice() -> None:
     [
         ("{", ":2: not JSON"),
         ("[1]", r":2: a request must be a JSON object, not \[1\]"),
-        ({**GOOD, "hash_ids": None}, ":2: 'hash_ids' must be a list of integers, not missing"),
+        ({**GOOD, "hash_ids": None}, ":2: 'hash_ids' must be a list of integers, at least one, not missing"),
+        ({**GOOD, "input_length": 0, "hash_ids": []}, r":2: 'hash_ids' must be .* at least one, not \[\]"),
         ({**GOOD, "hash_ids": [1, "x"]}, ":2: a hash id must be a non-negative integer, not 'x'"),
         ({**GOOD, "hash_ids": [1, -2]}, "not -2"),
         ({**GOOD, "hash_ids": [1, True]}, "not True"),
