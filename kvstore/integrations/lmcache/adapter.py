@@ -38,10 +38,11 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # its base is
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: Any = None) -> None:
         super().__init__()
-        targets, layout, deadline_ms = _checked(params)
+        self._pool = ThreadPoolExecutor(_THREADS, "kvstore-lmcache")
+        # On a thread of ours: LMCache may make its adapters within an event loop.
+        targets, layout, deadline_ms = self._pool.submit(_checked, params).result()
         self._lock_ms = int(params.get("lock_ms", LOCK_MS))
         self._client = SyncClient(targets, layout, deadline_ms=deadline_ms, name="lmcache")
-        self._pool = ThreadPoolExecutor(_THREADS, "kvstore-lmcache")
         self._numbers = itertools.count()
         self._done = threading.Lock()
         self._stored: dict[int, L2StoreResult] = {}
@@ -138,8 +139,7 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # its base is
         into = [_bytes_of(one) for one in buffers]
         counts = np.asarray([objects.blocks_for(len(one), block_bytes) for one in into])
         ends = np.cumsum(counts)
-        wanted = np.concatenate([objects.keys_of(key, n) for key, n in zip(keys, counts.tolist(), strict=True)])
-        blocks = self._client.get(wanted)
+        blocks = self._client.get(objects.all_keys(keys, counts))
         sizes = np.repeat([len(one) for one in into], counts).astype(np.uint64)
         good = blocks.found & (objects.sizes_in(blocks.headers) == sizes)
         loaded = []

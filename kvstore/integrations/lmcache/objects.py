@@ -50,6 +50,14 @@ def first_keys(names: list[Name]) -> Keys:
     return keys
 
 
+def all_keys(names: list[Name], counts: npt.NDArray[np.int64]) -> Keys:
+    """The keys of all blocks of objects that take `counts` `[n]` blocks."""
+    keys = np.repeat(first_keys(names), counts, axis=0)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    keys[:, 3] |= (np.arange(len(keys)) - firsts).astype(np.uint64) << np.uint64(32)
+    return keys
+
+
 def blocks_for(size: int, block_bytes: int) -> int:
     return max(1, -(-size // block_bytes))
 
