@@ -38,7 +38,7 @@ def recording(folder: Path, run: str) -> str:
         snaps = sorted((folder / role / "snap" / run).glob("*.txt"))
         begin = float(values_of(snaps[0])["time"])
         with tempfile.TemporaryDirectory() as tree:
-            reader = Reader(SysfsTree.at(Path(tree)))
+            reader = Reader(SysfsTree(Path(tree) / "sys"))
             for snap in snaps:
                 values = values_of(snap)
                 time_ms = round((EPOCH_S + float(values.pop("time")) - begin) * 1000)
@@ -47,7 +47,7 @@ def recording(folder: Path, run: str) -> str:
                 recorder.add([_up(), *_families(reader.read().page.decode(), skip=NETDEV)], time_ms, target)
                 page = snap.with_suffix(".page")
                 if page.exists():
-                    text = page.read_text(errors="replace").partition("\r\n\r\n")[2]
+                    text = page.read_bytes().decode(errors="replace").partition("\r\n\r\n")[2]
                     shard = (("instance", "node-a:9600"), ("job", "kvstore"))
                     recorder.add([_up(), *_families(text, keep=STORE)], time_ms, shard)
     return recorder.text()
