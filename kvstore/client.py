@@ -23,6 +23,7 @@ from kvstore.client_reads import Reads
 from kvstore.client_writes import Puts
 from kvstore.deadline import Deadline
 from kvstore.errors import StoreError
+from kvstore.forks import use_grpc
 from kvstore.handle import SessionHandle
 from kvstore.layout import Layout
 from kvstore.link import Link
@@ -68,6 +69,7 @@ class Client(Reads, Puts):
         no store.
         `enforce_need` False is a test's switch: gets then take blocks older than they need.
         """
+        use_grpc()
         deadline = Deadline(deadline_ms)
         access = access or Access.from_environment()
         addresses = addresses_of(targets)
@@ -112,6 +114,7 @@ class Client(Reads, Puts):
             self._beating = None
             with contextlib.suppress(StoreError):
                 await self.report(deadline_ms=200)
+        await self._end_kept()
         await self.returns.close()
         await self.writes.close()
         if self._shards is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class ClientBase:
         self._transport.register(staging.arena)
         self._shards: Shards | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._kept: set[asyncio.Task[None]] = set()
 
     @property
     def shards(self) -> Shards:
@@ -60,6 +62,18 @@ class ClientBase:
         are reached by NIXL it is registered memory, into which they are read without a copy."""
         registered = self._transport.buffer(n)
         return buffer(n, self.layout.slot_bytes) if registered is None else registered
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that goes on beside the calls, at most until the client is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return task
+
+    async def _end_kept(self) -> None:
+        for task in list(self._kept):
+            task.cancel()
+        await asyncio.gather(*self._kept, return_exceptions=True)
 
     def _saw(self, clock: int) -> None:
         """Blocks carry clocks too: what is done after a read is later than what was read."""

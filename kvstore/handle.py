@@ -29,7 +29,7 @@ class SessionHandle:
         self.ttl_ms = ttl_ms
         self.returned = returned
         self._client = client
-        self._renewing = asyncio.get_running_loop().create_task(self._renew()) if renew else None
+        self._renewing = client.keep(self._renew()) if renew else None
 
     def __int__(self) -> int:
         return self.number

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,7 +17,8 @@ import numpy.typing as npt
 
 from kvstore import messages as m
 from kvstore.client import DEADLINE_MS, Client
-from kvstore.errors import ShardUnavailable
+from kvstore.errors import ShardUnavailable, StoreError
+from kvstore.forks import require_process
 from kvstore.handle import SessionHandle
 from kvstore.header import Bytes, Words
 from kvstore.keys import Keys
@@ -24,6 +28,9 @@ from kvstore.traced import span_of, within
 from kvstore.transport import Ints
 
 T = TypeVar("T")
+
+CLOSE_S = 10.0
+"""For a client's goodbye to shards that may not answer (policy)."""
 
 
 class SyncSession:
@@ -64,42 +71,85 @@ class SyncClient:
     def __init__(
         self, targets: str | Path | Sequence[str], layout: Layout, *, deadline_ms: int = DEADLINE_MS, **options: Any
     ) -> None:
+        self._process = os.getpid()
+        self._ending = False
+        self._submitting = threading.Lock()
+        """What is submitted under it reaches the loop before its end does."""
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._opened: Client | None = None
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kvstore-client", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="kvstore-client", daemon=True)
         self._thread.start()
         try:
-            self.client = self.run(Client.connect(targets, layout, deadline_ms=deadline_ms, **options))
+            self._opened = self.run(Client.connect(targets, layout, deadline_ms=deadline_ms, **options))
         except BaseException:
-            self._end()
+            self.close()
             raise
+        self.client = self._opened
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, done on the client's loop."""
-        if not self._thread.is_alive():
+        """The result of `work`, done on the client's loop. Raises `ShardUnavailable` if the client is closed before."""
+        try:
+            require_process(self._process)
+            with self._submitting:
+                if self._ending:
+                    raise ShardUnavailable("the client is closed")
+                future = asyncio.run_coroutine_threadsafe(self._done(work), self._loop)
+        except StoreError:
             work.close()
-            raise ShardUnavailable("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError:
+            raise ShardUnavailable("the client was closed before it had an answer; it may have been done") from None
         except BaseException:  # also Ctrl-C: nothing goes on behind the caller's back
             future.cancel()
             raise
 
-    def call_soon(self, call: Any) -> None:
-        self._loop.call_soon_threadsafe(call)
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """On the client's loop; nothing happens once it is closed."""
+        with self._submitting:
+            if not self._ending:
+                self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """May be called twice."""
-        if self._thread.is_alive():
-            self.run(self.client.close())
-            self._end()
-
-    def _end(self) -> None:
-        # On its own thread: the caller's may run a loop of its own.
-        asyncio.run_coroutine_threadsafe(self._loop.shutdown_asyncgens(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """May be called twice, and by several threads: the client is closed when it returns. What other threads still
+        wait for ends with `ShardUnavailable`."""
+        if self._process != os.getpid():
+            return  # a fork's copy: neither thread nor connections are its own
+        with self._submitting:
+            if not self._ending:
+                self._ending = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+    async def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        try:
+            return await work
+        finally:
+            self._under_way.discard(task)
+
+    def _live(self) -> None:
+        """The thread of the loop, to its end."""
+        loop = self._loop
+        try:
+            loop.run_forever()
+            loop.run_until_complete(self._wind_up())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    async def _wind_up(self) -> None:
+        await asyncio.sleep(0)  # what was submitted last has begun
+        await _end_all(self._under_way)
+        if self._opened is not None:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._opened.close()
+        await _end_all(asyncio.all_tasks() - {asyncio.current_task()})
 
     def __enter__(self) -> SyncClient:
         return self
@@ -175,3 +225,11 @@ class SyncClient:
 
     def open_session(self, session_class: str = "default", **options: Any) -> SyncSession:
         return SyncSession(self, self.run(self.client.open_session(session_class, **options)))
+
+
+async def _end_all(tasks: set[Any]) -> None:
+    """Cancel `tasks`; returns when they have ended, or have had time to."""
+    for task in list(tasks):
+        task.cancel()
+    if tasks:
+        await asyncio.wait(list(tasks), timeout=CLOSE_S)
