@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from probes.apart import beside, told_apart
 from probes.promql.engine import Mode
 from probes.records import dataclass
 from probes.rules import RuleSet
@@ -106,7 +107,7 @@ def attach(
     wanted = [*(parse_target(text) for text in targets), *settings.targets]
     if not wanted:
         raise TargetError("no target: name one, as in host:8000, http://host:port/metrics or a recording's path")
-    wanted = _told_apart(_rooted(wanted, sysfs))
+    wanted = told_apart(_rooted(wanted, sysfs))
     live = any(target.kind != "recording" for target in wanted)
     interval = interval_ms or settings.interval_ms or 1000
     store = SeriesStore(max_bytes or (RECORDED_BYTES if {t.kind for t in wanted} & _WITH_HISTORY else LIVE_BYTES))
@@ -118,8 +119,9 @@ def attach(
 
             raw_names = ruleset.raw_names() | frozenset(names)
             return PrometheusSource(target, store, raw_names, lookback_ms=lookback_ms or LOOKBACK_MS)
-        return _source(target, store, timeout_s)
+        return _source(target, store, timeout_s, pages)
 
+    pages = {target.instance: target.url for target in wanted if target.kind == "http"}
     # Live targets first: where a recording holds the same series, what is there now is shown.
     made = {target.shown: source(target) for target in sorted(wanted, key=_recorded)}
     sources = [made[target.shown] for target in wanted]
@@ -136,17 +138,6 @@ def _rooted(targets: Sequence[Target], sysfs: Path | None) -> list[Target]:
     return [replace(one, path=sysfs) if one.kind == "rdma" and one.path is None else one for one in targets]
 
 
-def _told_apart(targets: Sequence[Target]) -> list[Target]:
-    """Each target once; a number where two differ only in what is not shown, such as the values of a query."""
-    found: dict[tuple[str, str], Target] = {(target.shown, target.url): target for target in targets}
-    counts: dict[str, int] = {}
-    named = []
-    for target in found.values():
-        count = counts[target.shown] = counts.get(target.shown, 0) + 1
-        named.append(target if count == 1 else replace(target, shown=f"{target.shown} #{count}"))
-    return named
-
-
 def _settings(path: Path | None) -> Config:
     if path is None:
         return Config()
@@ -159,8 +150,11 @@ def _recorded(target: Target) -> bool:
     return target.kind == "recording"
 
 
-def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
-    """A source of the target's kind; each kind is imported when it is first asked for."""
+def _source(target: Target, store: SeriesStore, timeout_s: float, pages: dict[str, str]) -> Source:
+    """A source of the target's kind; each kind is imported when it is first asked for.
+
+    ``pages`` are the instances of the pages asked, with their URLs; those that a list brings are added.
+    """
     if target.kind == "recording" and target.path is not None:
         from probes.sources.recording import RecordingSource
 
@@ -172,7 +166,12 @@ def _source(target: Target, store: SeriesStore, timeout_s: float) -> Source:
     if target.kind in ("file_sd", "http_sd"):
         from probes.sources.discovery import Discovery
 
-        return Discovery(target, lambda found: HttpSource(found, store, timeout_s=timeout_s))
+        def page(found: Target) -> Source:
+            told = beside(found, pages)
+            pages[told.instance] = told.url
+            return HttpSource(told, store, timeout_s=timeout_s)
+
+        return Discovery(target, page, timeout_s=timeout_s)
     return HttpSource(target, store, timeout_s=timeout_s)
 
 

@@ -93,10 +93,14 @@ class _Reader:
         return recording_target(path)
 
     def _access(self, fields: dict[str, yaml.Node], access: Access) -> Access:
+        if "basic_auth" in fields and "bearer_token_file" in fields:
+            raise self._error(fields["bearer_token_file"], "a target has either basic_auth or bearer_token_file")
         if "basic_auth" in fields:
             basic = dict(self._pairs(fields["basic_auth"], _BASIC, "basic_auth"))
             if "username" not in basic:
                 raise self._error(fields["basic_auth"], "basic_auth needs a username")
+            if ("password" in basic) == ("password_file" in basic):
+                raise self._error(fields["basic_auth"], "basic_auth needs either password or password_file")
             access = replace(access, user=self._text(basic["username"], "username"), password="")
             if "password" in basic:
                 access = replace(access, password=self._text(basic["password"], "password"))

@@ -27,6 +27,8 @@ _LATER = {
 }
 _HOST_PORT = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?$")
 _QUERY_VALUE = re.compile(r"=[^&;#]*")
+_PATH_VALUE = re.compile(r"(;[^=;/#]*=)[^;/#]*")
+_WEB_SCHEME = re.compile(r"^(?:http_sd:|prometheus\+)?https?://", re.IGNORECASE)
 _FORMS = (
     "http://host:port/metrics, host:port, prometheus+http://host:9090, a recording's path, "
     "file_sd:FILE, http_sd:URL, rdma"
@@ -78,6 +80,7 @@ def parse_target(text: str) -> Target:
         raise TargetError(f"an empty target; a target is one of: {_FORMS}")
     if has_control(text):
         raise TargetError(f"target {hide(text)}: has a line break or another control character in it")
+    text = _WEB_SCHEME.sub(lambda found: found[0].lower(), text)
     scheme, colon, rest = text.partition(":")
     if text in _LATER or (scheme == "log" and colon):
         raise TargetError(f"target {text}: {_LATER[scheme]} are not supported by this version of kvscope")
@@ -105,7 +108,7 @@ def recording_target(path: Path, text: str | None = None) -> Target:
 
 
 def hide(url: str) -> str:
-    """A target as it may be shown: nothing of what stands before an ``@``, no values of query parameters.
+    """A target as it may be shown: nothing of what stands before an ``@``, no values of parameters in path and query.
 
     Any of them may be a secret. Control characters are escaped, so that it is one line.
     """
@@ -118,7 +121,7 @@ def hide(url: str) -> str:
 
 def _without_values(url: str) -> str:
     base, mark, query = url.partition("?")
-    return one_line(base + mark + _QUERY_VALUE.sub("=…", query))
+    return one_line(_PATH_VALUE.sub(r"\1…", base) + mark + _QUERY_VALUE.sub("=…", query))
 
 
 def with_labels(target: Target, labels: Mapping[str, str]) -> Target:
@@ -177,6 +180,8 @@ def _web(url: str, kind: Kind) -> Target:
         raise TargetError(f"target {shown}: {said}") from None
     if not parts.hostname or any(c.isspace() or ord(c) < 32 for c in url):
         raise TargetError(f"target {shown}: not a URL with a host")
+    if port == 0:
+        raise TargetError(f"target {shown}: port 0 is out of range (1 to 65535)")
     path = parts.path
     if kind == "http" and path in ("", "/"):
         path = "/metrics"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from probes.apart import told_apart
 from probes.sources.base import Source, SourceStatus
 from probes.sources.fetch import Fetcher, FetchError
 from probes.target import Access, Target, TargetError, parse_target, with_labels
@@ -21,7 +22,9 @@ _LIMIT = 4 << 20
 class Discovery:
     """A list of targets. ``members`` are the sources of the targets listed now; ``retired`` those to be closed."""
 
-    def __init__(self, target: Target, make: Callable[[Target], Source]) -> None:
+    def __init__(self, target: Target, make: Callable[[Target], Source], *, timeout_s: float = _TIMEOUT_S) -> None:
+        """``timeout_s`` is the deadline of a member; a first answer needs that after the list's own."""
+        self.timeout_s = _TIMEOUT_S + timeout_s
         self._target = target
         self._make = make
         self._known: dict[str, Source] = {}
@@ -105,12 +108,13 @@ class Discovery:
         self._status = replace(self._status, state=state, error=message, time_ms=now_ms)
 
     def _take(self, targets: list[Target]) -> None:
-        wanted = {f"{one.shown} {sorted(one.labels.items())} {one.job}": one for one in targets}
+        wanted = {
+            f"{one.shown} {sorted(one.labels.items())} {one.job} {one.instance}": one for one in told_apart(targets)
+        }
+        made = {key: self._make(one) for key, one in wanted.items() if key not in self._known}
         for key in [key for key in self._known if key not in wanted]:
             self.retired.append(self._known.pop(key))
-        for key, one in wanted.items():
-            if key not in self._known:
-                self._known[key] = self._make(one)
+        self._known |= made
 
 
 def targets_of(text: str, origin: Target) -> Iterator[Target]:
@@ -125,7 +129,9 @@ def targets_of(text: str, origin: Target) -> Iterator[Target]:
             raise TargetError(f"group {number} is not {{targets: [host:port, …], labels: {{…}}}}")
         plain = {str(k): str(v) for k, v in labels.items()}
         for address in listed:
-            yield _target(str(address), plain, origin.access if origin.kind == "file_sd" else Access())
+            if not isinstance(address, str):
+                raise TargetError(f"group {number}: target {address!r} is not text in the form host:port")
+            yield _target(address, plain, origin.access if origin.kind == "file_sd" else Access())
 
 
 def _groups(text: str) -> list[Any]:

@@ -14,6 +14,7 @@ import h11
 from probes.printable import LONGEST, one_line
 from probes.records import dataclass
 from probes.sources.base import State
+from probes.sources.credentials import CredentialsError, authorization
 from probes.sources.resolve import NameError_
 from probes.sources.wire import DeadlineError, Network, Wire
 from probes.target import Access, hide
@@ -163,12 +164,13 @@ class Fetcher:
         if body:
             sent.append(("Content-Length", str(len(body))))
         if origin == _origin(urlsplit(self.url)):
-            sent += authorization(self._access)
+            sent += _authorization(self._access)
         try:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             return h11.Request(method=method, target=target.encode(), headers=sent)
-        except (h11.LocalProtocolError, UnicodeEncodeError) as error:
-            raise FetchError("refused", f"cannot ask for this URL: {error}") from None
+        except (h11.LocalProtocolError, UnicodeEncodeError):
+            # Their words may quote a header, and with it the credentials.
+            raise FetchError("refused", "cannot ask for this URL: a character in it cannot be sent") from None
 
     async def _connect(self, origin: tuple[str, str, int], progress: _Progress) -> tuple[_Connection, bool]:
         held = self._connection
@@ -295,25 +297,11 @@ class _ClosedEarlyError(Exception):
     """The connection ended before any answer: on a kept connection worth one more try."""
 
 
-def authorization(access: Access) -> list[tuple[str, str]]:
-    """The Authorization header, read anew each time; raises ``FetchError`` where its file cannot be read."""
+def _authorization(access: Access) -> list[tuple[str, str]]:
     try:
-        if access.bearer_file is not None:
-            return [("Authorization", f"Bearer {access.bearer_file.read_text('utf-8').strip()}")]
-        if access.bearer is not None:
-            return [("Authorization", f"Bearer {access.bearer}")]
-        if access.user is not None:
-            password = access.password or ""
-            if access.password_file is not None:
-                password = access.password_file.read_text("utf-8").strip()
-            import base64
-
-            pair = base64.b64encode(f"{access.user}:{password}".encode()).decode()
-            return [("Authorization", f"Basic {pair}")]
-    except (OSError, UnicodeDecodeError) as error:
-        name = access.bearer_file or access.password_file
-        raise FetchError("no-permission", f"the credentials file {name} cannot be read: {_os_words(error)}") from None
-    return []
+        return authorization(access)
+    except CredentialsError as error:
+        raise FetchError("no-permission", str(error)) from None
 
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:

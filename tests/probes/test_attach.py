@@ -129,6 +129,30 @@ async def test_targets_listed_in_a_file_come_and_go(tmp_path: Path, form: str) -
         await attachment.close()
 
 
+async def test_listed_pages_of_one_server_are_different_instances(tmp_path: Path) -> None:
+    with Endpoint() as engine:
+        path = tmp_path / "list.json"
+        groups = [{"targets": [engine.target], "labels": {"__metrics_path__": p}} for p in ("/a", "/b")]
+        path.write_text(json.dumps(groups))
+        attachment = attach([engine.target, f"file_sd:{path}"])
+        cycle = await attachment.cycle(1000)
+        host = engine.target
+        assert [status.instance for status in cycle.statuses] == [host, f"{host}/a", f"{host}/b"]
+        path.write_text(json.dumps([*groups, {"targets": ["h:1", "h:2"], "labels": {"instance": "x"}}]))
+        statuses = (await attachment.cycle(2000)).statuses
+        assert "another target has the name (label instance) x" in (statuses[1].error or "")
+        assert [status.state for status in statuses] == ["fresh", "not-exposition", "fresh", "fresh"]
+        await attachment.close()
+
+
+@pytest.mark.parametrize("target", ["5", "true", "[h]"])
+async def test_a_listed_target_that_is_no_text_is_refused(tmp_path: Path, target: str) -> None:
+    path = tmp_path / "list.yml"
+    path.write_text(f"- targets: [{target}]\n")
+    (status,) = (await attach([f"file_sd:{path}"]).cycle(1000)).statuses
+    assert (status.state, "is not text in the form host:port" in (status.error or "")) == ("not-exposition", True)
+
+
 async def test_targets_listed_by_a_server(tmp_path: Path) -> None:
     with Endpoint() as engine, Endpoint() as registry:
         labels = {"__metrics_path__": "/m", "__meta_x": "y", "job": "v"}

@@ -26,6 +26,9 @@ from probes.target import TargetError, hide, parse_target
         ("prometheus+http://h:9090", "prometheus", "prometheus+http://h:9090", "h:9090"),
         ("prometheus+https://u:p@h/base", "prometheus", "prometheus+https://h/base", "h:443"),
         ("http_sd:http://h/list", "http_sd", "http_sd:http://h/list", "h:80"),
+        ("HTTP://h:8000/m", "http", "http://h:8000/m", "h:8000"),
+        ("Prometheus+HTTPS://h/", "prometheus", "prometheus+https://h/", "h:443"),
+        ("http://h:1/a;token=s3cr3t/b;c", "http", "http://h:1/a;token=…/b;c", "h:1"),
     ],
 )
 def test_forms(text: str, kind: str, shown: str, instance: str) -> None:
@@ -51,6 +54,8 @@ def test_a_path_that_is_there_is_a_recording(tmp_path: Path) -> None:
         ("http://", "not a URL with a host"),
         ("http://h:99999/metrics", "ort"),
         ("h:99999", "out of range"),
+        ("localhost:0", "port 0 is out of range"),
+        ("http://h:1x/a;token=s3cret", "Port could not be cast"),
         ("http_sd:h:80", "needs a URL"),
         ("file_sd:/no/such", "no such file"),
         ("./no-such.om", "no such file"),
@@ -84,6 +89,32 @@ def test_a_pipe_is_no_recording(tmp_path: Path) -> None:
 def test_targets_that_look_alike_without_their_queries_are_told_apart() -> None:
     found = attach(["h:1/m?x=1", "h:1/m?x=2", "h:1/m?x=1"])
     assert [status.target for status in found.statuses] == ["http://h:1/m?x=…", "http://h:1/m?x=… #2"]
+
+
+def instances(targets: list[str], config: Path | None = None) -> list[str]:
+    return [status.instance for status in attach(targets, config=config).statuses]
+
+
+def test_pages_of_one_server_are_different_instances(tmp_path: Path) -> None:
+    assert instances(["h:1/ok", "h:1/bad", "h:2"]) == ["h:1/ok", "h:1/bad", "h:2"]
+    assert instances(["http://h:1", "h:1/a;k=s3cret/b"]) == ["h:1/metrics", "h:1/a/b"]
+    assert instances(["h:1/m?x=1", "h:1/m?x=2"]) == ["h:1/m", "h:1/m #2"]
+    named = write(tmp_path, "targets: [{url: 'h:1/a', name: x}, {url: 'h:1/b'}]")
+    assert instances([], named) == ["x", "h:1"]
+    named.write_text("targets: [{url: 'h:1', name: 'h:2'}, {url: 'h:2'}]")
+    assert instances([], named) == ["h:2", "h:2/metrics"]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        "[{url: 'h:1', name: x}, {url: 'h:2', name: x}]",
+        "[{url: 'h:1', name: x}, {url: 'h:2', name: x, job: other, labels: {role: decode}}]",
+    ],
+)
+def test_two_targets_of_one_name_are_refused(tmp_path: Path, targets: str) -> None:
+    with pytest.raises(TargetError, match=r"another target has the name .*: give each its own name"):
+        attach([], config=write(tmp_path, f"targets: {targets}\n"))
 
 
 def test_a_directory_is_no_recording(tmp_path: Path) -> None:
@@ -147,6 +178,11 @@ targets:
         ("targets:\n  - url: h:1\n    labels: {a-b: c}\n", "'a-b' is not a label name"),
         ("targets:\n  - url: h:1\n    bearer_token_file: nope\n", ":3: bearer_token_file: "),
         ("targets:\n  - url: h:1\n    basic_auth: {password: x}\n", ":3: basic_auth needs a username"),
+        ("targets:\n  - url: h:1\n    basic_auth: {username: x}\n", ":3: basic_auth needs either password or"),
+        (
+            "targets:\n  - url: h:1\n    basic_auth: {username: x, password: y}\n    bearer_token_file: config.yml\n",
+            ":4: a target has either basic_auth or bearer_token_file",
+        ),
         ("a: [\n", ":2: not YAML"),
         ("targets: " + "[" * 5000, "nested too deeply"),
         ('targets:\n  - url: "http://h:1/\\nx"\n', "has a line break"),

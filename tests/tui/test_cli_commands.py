@@ -50,6 +50,16 @@ def test_once_reads_every_engine(capsys: Captured) -> None:
     assert "Sources" in out
 
 
+def test_once_waits_for_the_targets_of_a_list(capsys: Captured, tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        (tmp_path / "list.json").write_text(json.dumps([{"targets": [endpoint.target]}]))
+        code, out, err = run(capsys, "once", f"file_sd:{tmp_path / 'list.json'}")
+        assert (code, err) == (0, "")
+        assert "fresh" in out.splitlines()[-1]
+        code, out, err = run(capsys, "query", "vllm:num_requests_running", f"file_sd:{tmp_path / 'list.json'}")
+        assert (code, err, "3" in out) == (0, "", True)
+
+
 def test_once_json_is_the_reading(capsys: Captured) -> None:
     code, document = run_json(capsys, "once", str(DEMO))
     assert (code, document["schema"]) == (0, "kvscope.reading/1")

@@ -230,6 +230,35 @@ async def test_credentials_do_not_follow_a_redirect_elsewhere() -> None:
         await scrape.source.close()
 
 
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ("eyJ-S3CRET\n# rotated 2026-11\n", "holds more than one line"),
+        ("eyJ-S3CRET\x0bmore\n", "holds more than one line"),
+        (" \n", "is empty"),
+        ("", "is empty"),
+        ("eyJ-S3CRET\x07\n", "holds a character that no header can carry"),
+        (b"eyJ-S3CRET\xff", "is not UTF-8 text"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bearer_token_file: token", "basic_auth: {username: u, password_file: token}"])
+async def test_a_broken_credentials_file_is_told_without_its_content(
+    tmp_path: Path, held: str | bytes, words: str, kind: str
+) -> None:
+    (tmp_path / "token").write_bytes(held if isinstance(held, bytes) else held.encode())
+    with Endpoint() as endpoint:
+        config = tmp_path / "config.yml"
+        config.write_text(f"targets: [{{url: '{endpoint.target}', {kind}}}]\n")
+        scrape = Scrape(endpoint.target)
+        scrape.source = HttpSource(load_config(config).targets[0], scrape.store)
+        status = await scrape.once()
+        assert (status.state, endpoint.requests) == ("no-permission", [])
+        assert status.error == f"the credentials file {tmp_path / 'token'} {words}" + (
+            "; it must hold the secret alone" if "line" in words else ""
+        )
+        assert "S3CRET" not in repr(status)
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["looped", "alone"])
 async def test_unknown_host_is_named(alone: bool) -> None:
     scrape = Scrape("http://no-such-host.invalid:8000/metrics", timeout_s=5, alone=alone)
