@@ -57,6 +57,9 @@ def run(argv: Sequence[str]) -> int:
         tls_key=given.tls_key,
         token_file=given.token_file,
         insecure=given.insecure,
+        etcd=given.etcd,
+        cluster=given.cluster,
+        lease=given.lease,
         advertise=given.advertise,
         nixl=given.nixl,
     ) as cluster:
@@ -94,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lifeline-fd", type=int, default=-1, help=argparse.SUPPRESS)
     options.add_store_options(parser)
     options.add_access_options(parser)
+    options.add_membership_options(parser)
     parser.add_argument(
         "--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="of shard 0, counting up; port 0: any"
     )

@@ -63,6 +63,14 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--insecure", action="store_true", help="do without all that off loopback, too")
 
 
+def add_membership_options(parser: argparse.ArgumentParser) -> None:
+    """etcd instead of a fixed number of shards."""
+    group = parser.add_argument_group("membership", "shards that come and go (clients: etcd://HOST:PORT/NAME)")
+    group.add_argument("--etcd", metavar="URL", help="register there: http://HOST:PORT,… or https:// (with --tls-*)")
+    group.add_argument("--cluster", metavar="NAME", help="as a shard of that store; its first --shards found it")
+    group.add_argument("--lease", default="10s", metavar="TIME", help="a shard that is silent so long is struck off")
+
+
 def access_of(given: argparse.Namespace) -> Access:
     """Options first, then the environment. Raises `BadRequest`."""
     paths = {

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.errors import BadRequest, LogFailed, StoreError
@@ -19,6 +20,8 @@ from probes.instrument import InstrumentError, configure
 
 if TYPE_CHECKING:
     from kvstore.log import Log
+    from kvstore.membership.ownership import Ownership
+    from kvstore.membership.registration import Registration
     from kvstore.meters import Meters
     from kvstore.server import ShardServer
     from kvstore.shard import Shard
@@ -47,7 +50,7 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     return asyncio.run(_serve(settings, ready_fd, lifeline_fd))
 
 
-def make_shard(settings: Settings) -> Shard:
+def make_shard(settings: Settings, ownership: Ownership | None = None) -> Shard:
     """The shard, recovered from its log if it has one. Raises `LogLocked`, `LogCorrupt`, `LogFailed`, `BadRequest`."""
     from kvstore.bitmap import NaiveBitmap
     from kvstore.meters import Meters
@@ -63,6 +66,7 @@ def make_shard(settings: Settings) -> Shard:
         log=log,
         durability=settings.durability,
         meters=meters,
+        ownership=ownership,
     )
     shard.recover()
     return shard
@@ -86,8 +90,9 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
     from kvstore.server import ShardServer
 
     told = _ears(lifeline_fd)
-    shard = make_shard(settings)
-    server = ShardServer(shard, settings)
+    settings, registration = await _registered(settings)
+    shard = make_shard(settings, registration.ownership if registration is not None else None)
+    server = ShardServer(shard, settings, registration)
     try:
         await server.start()
     except OSError as error:
@@ -105,6 +110,21 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
         print(f"kvstore serve: shard {settings.shard} stops: {failure}", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
+
+
+async def _registered(settings: Settings) -> tuple[Settings, Registration | None]:
+    """With the number that etcd has for us, where members register there. Raises `BadRequest`, `LayoutMismatch`."""
+    if settings.etcd is None or settings.cluster is None:
+        return settings, None
+    from kvstore.membership.calls import EtcdCalls, endpoints_of
+    from kvstore.membership.ownership import Ownership
+    from kvstore.membership.registration import Registration, Terms
+
+    endpoints, tls = endpoints_of(settings.etcd, settings.access)
+    terms = Terms(settings.cluster, settings.layout, settings.placement, settings.shards, settings.lease_s)
+    registration = Registration(EtcdCalls(endpoints, settings.access, tls=tls), terms, Ownership())
+    number = await registration.reserve()
+    return replace(settings, shard=number, shards=max(settings.shards, number + 1)), registration
 
 
 def _ears(lifeline_fd: int) -> asyncio.Event:

@@ -29,6 +29,9 @@ def run(argv: Sequence[str]) -> int:
         port=port,
         metrics_port=page_port if page_port >= 0 else None,
         metrics_host=page_host,
+        etcd=given.etcd,
+        cluster=given.cluster,
+        lease_s=options.milliseconds_of(given.lease) // 1000,
         access=options.access_of(given),
         advertise=given.advertise,
         run_dir=given.run_dir,
@@ -48,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("kvstore serve", description="Serve one shard until SIGTERM.")
     options.add_store_options(parser)
     options.add_access_options(parser)
+    options.add_membership_options(parser)
     parser.add_argument("--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0: any")
     parser.add_argument("--metrics-port", type=int, default=0, metavar="PORT", help="0: any (default); -1: no page")
     parser.add_argument(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     import grpc
     import grpc.aio
 
+    from kvstore.membership import View
+    from kvstore.membership.homes import Homes
+    from kvstore.membership.registration import Registration
     from kvstore.page import MetricsServer
     from kvstore.page.figures import Transport
     from kvstore.security.front import Front
@@ -62,7 +65,8 @@ def now_ms() -> int:
 class ShardServer:
     """Serves `shard` until stopped. `failed` is done with a `StoreError` when the shard must not go on."""
 
-    def __init__(self, shard: Shard, settings: Settings) -> None:
+    def __init__(self, shard: Shard, settings: Settings, registration: Registration | None = None) -> None:
+        self.registration = registration
         self.shard = shard
         self.settings = settings
         self.clients = Clients()
@@ -110,9 +114,12 @@ class ShardServer:
             self._front.start()
         self._meet()
         self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self.peers.watch())]
+        await self._register()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Answer what is in flight, take nothing new, let the log end, remove the sockets."""
+        """Leave the other members, answer what is in flight, take nothing new, let the log end, remove the sockets."""
+        if self.registration is not None:
+            await self.registration.leave()
         self._ending = True
         end = time.monotonic() + grace_s
         while (self._answering or self._work) and time.monotonic() < end:
@@ -172,10 +179,36 @@ class ShardServer:
             raise
         self.metrics_url = self._page.url
 
+    async def _register(self) -> None:
+        """Once everything is answered here: be a member, and hear of the others. Raises `BadRequest`, …"""
+        if self.registration is None:
+            return
+        self.registration.changed = self._members_changed
+        self.registration.lost = lambda: self._drop_moved(None)
+        await self.registration.join({"address": self.settings.address(self.port), "instance": self.instance})
+
+    def _members_changed(self, view: View) -> None:
+        self._drop_moved(view.homes)
+        others = {str(one.number): one.address for one in view.members if one.number != self.settings.shard}
+        self.peers.meet(others)
+
+    def _drop_moved(self, homes: Homes | None) -> None:
+        try:
+            count = self.shard.drop_moved(homes)
+        except StoreError as error:
+            self._noticed(error)
+            return
+        if count:
+            _log.warning("%d blocks were let go: their home is another shard now", count)
+
+    @property
+    def _epoch(self) -> int:
+        return self.shard.core.ownership.epoch
+
     def _meet(self) -> None:
         """Learn of the other shards from the cluster file, which may be written after we have started."""
         path = self.settings.cluster_file
-        if path is not None and path.exists():
+        if self.registration is None and path is not None and path.exists():
             with contextlib.suppress(BadRequest):
                 others = {str(shard["shard"]): str(shard["address"]) for shard in read_cluster(path)}
                 others.pop(str(self.settings.shard), None)
@@ -198,6 +231,8 @@ class ShardServer:
             "door": str(self._socket("door")),
             "calls": str(self._socket("calls")),
             "nixl": self._nixl is not None,
+            "cluster": self.settings.cluster,
+            "epoch": self._epoch,
             "metrics": self.metrics_url,
         }
 
@@ -274,12 +309,12 @@ class ShardServer:
                 where = "where only requests go" if expected is None else f"to the method {expected.__name__}"
                 raise BadRequest(f"a {kind.__name__} was sent {where}")
             reply = await self._perform(envelope, message)
-            return wire.pack_reply(self.shard.clock.now, reply)
+            return wire.pack_reply(self.shard.clock.now, reply, self._epoch)
         except StoreError as error:
             self._noticed(error)
             if isinstance(error, BadRequest):
                 self.refusals.note("request", "a request", str(error))
-            return wire.pack_error(self.shard.clock.now, error)
+            return wire.pack_error(self.shard.clock.now, error, self._epoch)
         except Exception:
             _log.exception("a request failed")
             return wire.pack_error(self.shard.clock.now, StoreError("a fault of the shard; its output says more"))

@@ -48,6 +48,10 @@ class Settings:
     """Where the page listens: on loopback unless told otherwise."""
     advertise: str | None = None
     """The host by which others reach this shard, where that is not `host` (which may be a wildcard)."""
+    etcd: str | None = None
+    """Where members register; `shard` comes from there then, and `shards` is how many found the store."""
+    cluster: str | None = None
+    lease_s: int = 10
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -55,6 +59,10 @@ class Settings:
         if not 0 <= self.shard < self.shards:
             raise BadRequest(f"shard {self.shard} of {self.shards}: shards are numbered from 0")
         self._require_access()
+        if (self.etcd is None) != (self.cluster is None):
+            raise BadRequest("--etcd URL and --cluster NAME belong together: where to register, and as what")
+        if self.lease_s < 2:
+            raise BadRequest(f"--lease {self.lease_s}: etcd keeps no lease of less than two seconds")
         if self.drain_us < 0:
             raise BadRequest(f"--drain-us {self.drain_us}: at least 0, please")
         if self.placement not in KINDS:

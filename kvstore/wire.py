@@ -4,7 +4,7 @@ No pickle and no generated code: gRPC carries these bytes as they are. A request
 
     version u8 · kind u8 · trace length u16 · deadline_ms u32 · clock u64 · client u64 · ticket u64 · trace · body
 
-a reply `version u8 · kind u8 · error code u16 · 0 u32 · clock u64 · body` (or, for an error, its text), and a body
+a reply `version u8 · kind u8 · error code u16 · epoch u32 · clock u64 · body` (or, for an error, its text), and a body
 `scalars · row counts u32 · columns`, each part padded to eight bytes, so that a column is a view of the message
 (`np.frombuffer`). Whatever does not fit to the last byte is a `BadRequest`.
 """
@@ -201,14 +201,20 @@ def unpack_request(data: bytes) -> tuple[m.Envelope, Any]:
     return m.Envelope(clock, deadline_ms, trace, client, ticket), message
 
 
-def pack_reply(clock: int, message: Any) -> bytes:
+def pack_reply(clock: int, message: Any, epoch: int = 0) -> bytes:
+    """`epoch`: of the shard's membership, 0 where that never changes."""
     shape = _BY_CLASS[type(message)]
-    return b"".join((_REPLY.pack(VERSION, shape.kind, 0, 0, clock), *_pack_body(shape, message)))
+    return b"".join((_REPLY.pack(VERSION, shape.kind, 0, epoch, clock), *_pack_body(shape, message)))
 
 
-def pack_error(clock: int, error: StoreError) -> bytes:
+def pack_error(clock: int, error: StoreError, epoch: int = 0) -> bytes:
     text = " ".join(str(error).split())[:1024] or type(error).__name__
-    return _REPLY.pack(VERSION, 0, error.code, 0, clock) + text.encode()
+    return _REPLY.pack(VERSION, 0, error.code, epoch, clock) + text.encode()
+
+
+def epoch_of(reply: bytes) -> int:
+    """The epoch that a reply was made in; 0 for static membership, or for bytes that are no reply."""
+    return int(_REPLY.unpack_from(reply)[3]) if len(reply) >= _REPLY.size else 0
 
 
 def unpack_reply(data: bytes) -> tuple[int, Any]:

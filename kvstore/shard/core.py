@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kvstore.hotness import Hotness
 from kvstore.keys import Keys
 from kvstore.layout import Layout
 from kvstore.log import Kind
+from kvstore.membership.ownership import Ownership
 from kvstore.messages import Located, Miss
 from kvstore.meters import Meters
 from kvstore.pool import Pool
@@ -54,6 +55,7 @@ class Core:
     leases: Leases
     journal: Journal
     now_ms: Callable[[], int]
+    ownership: Ownership = field(default_factory=Ownership)
 
     def reserve(self, n: int, *, one_run: bool, now_ms: int) -> Slots:
         """`Pool.reserve`, counted; what had to go is remembered and logged. Raises `PoolExhausted`, `NoRun`."""

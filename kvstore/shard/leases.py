@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import BadRequest
+from kvstore.membership.ownership import Ownership
 from kvstore.messages import MAX_LEASE_MS, MAX_LEASES_AT_ONCE
 from kvstore.meters import Meters
 from kvstore.pool import Pool
@@ -46,7 +47,8 @@ class Leases:
     A lease is its client's: of another's nobody learns more than that there is none with that number.
     """
 
-    def __init__(self, pool: Pool, meters: Meters) -> None:
+    def __init__(self, pool: Pool, meters: Meters, ownership: Ownership | None = None) -> None:
+        self._ownership = ownership or Ownership()
         self._pool = pool
         self._meters = meters
         self._leases: dict[int, _Lease] = {}
@@ -63,8 +65,10 @@ class Leases:
         return sum(1 for lease in self._leases.values() if lease.pins)
 
     def grant(self, slots: Slots, lease_ms: int, client: int, now_ms: int) -> tuple[int, int]:
-        """A lease on published `slots`: its id and its end."""
-        until = now_ms + min(lease_ms, MAX_LEASE_MS)
+        """A lease on published `slots`: its id and its end; none (0, 0) from a shard whose own lease has ended."""
+        until = self._end(lease_ms, now_ms)
+        if until <= now_ms:
+            return 0, 0
         self._pool.lease(slots, until)
         number = secrets.randbits(63) + 1
         while number in self._leases:
@@ -76,6 +80,10 @@ class Leases:
         heapq.heappush(self._ends, (until, number))
         self._meters.leases_granted += 1
         return number, until
+
+    def _end(self, lease_ms: int, now_ms: int) -> int:
+        """No later than the shard's own."""
+        return min(now_ms + min(lease_ms, MAX_LEASE_MS), self._ownership.until_ms)
 
     def renew(self, numbers: Words, lease_ms: int, client: int, now_ms: int) -> Ints:
         """Extend leases (`lease_ms` > 0) or release them (0); the end of each, 0 for those that had ended already."""
@@ -140,7 +148,7 @@ class Leases:
         if lease_ms <= 0:
             self._release(number)
             return now_ms
-        lease.until_ms = max(lease.until_ms, now_ms + min(lease_ms, MAX_LEASE_MS))
+        lease.until_ms = max(lease.until_ms, self._end(lease_ms, now_ms))
         self._pool.lease_extents(lease.extents, lease.until_ms)
         return lease.until_ms
 
@@ -153,7 +161,7 @@ class Leases:
         if not lease.pins:
             return lease.until_ms
         if lease.pins == 1 and lease_ms > 0:
-            lease.until_ms = now_ms + min(lease_ms, MAX_LEASE_MS)
+            lease.until_ms = max(now_ms, self._end(lease_ms, now_ms))
             self._pool.lease_extents(lease.extents, lease.until_ms)
         self._pool.pin_extents(lease.extents, -1)
         lease.pins -= 1

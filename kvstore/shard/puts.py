@@ -132,6 +132,8 @@ class Puts:
                 await flight.logged
                 self._stage("log", began, flight.call)
             flight.call.require_time(core.now_ms())
+            core.ownership.require(core.now_ms())
+            core.ownership.require_home(flight.request.keys)
         except BaseException as error:
             core.pool.abandon(flight.slots)
             self._undo_log(flight, error)

@@ -20,6 +20,8 @@ from kvstore.hotness import Hotness
 from kvstore.index import Index
 from kvstore.layout import Layout
 from kvstore.log import Log
+from kvstore.membership.homes import Homes
+from kvstore.membership.ownership import Ownership
 from kvstore.messages import (
     Append,
     CloseSession,
@@ -47,6 +49,7 @@ from kvstore.shard.credits import Credits
 from kvstore.shard.journal import Journal
 from kvstore.shard.leases import Leases
 from kvstore.shard.lookups import lookup, touch
+from kvstore.shard.moved import drop_moved
 from kvstore.shard.pull import Afar
 from kvstore.shard.puts import Puts
 from kvstore.shard.recovery import recover
@@ -93,6 +96,7 @@ class Shard:
         meters: Meters | None = None,
         credits: Credits | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
+        ownership: Ownership | None = None,
     ) -> None:
         self.layout = layout
         self.pool = pool
@@ -103,6 +107,7 @@ class Shard:
         pool_bytes = len(pool) * layout.block_bytes
         self.credits = credits if credits is not None else Credits.for_pool(pool_bytes)
         self._now_ms = now_ms
+        ownership = ownership or Ownership(number)
         self._instrument = Instrument("kvstore.shard")
         self.core = Core(
             layout,
@@ -112,9 +117,10 @@ class Shard:
             Sessions(pool),
             Ghosts.for_pool(len(pool)),
             Hotness(),
-            Leases(pool, self.meters),
+            Leases(pool, self.meters, ownership),
             Journal(log, durability, layout, pool.arena),
             now_ms,
+            ownership,
         )
         self._puts = Puts(self.core)
         self._tails = Tails(self.core)
@@ -198,12 +204,19 @@ class Shard:
     async def _write(
         self, call: Call, message: Put | Append | Remove, staging: Arena | Afar | None, span: Span
     ) -> Answer:
-        if isinstance(message, Remove):
-            return await self._remove(call, message)
+        ownership = self.core.ownership
         try:
-            return await self._stored(call, message, staging)
+            ownership.require(self._now_ms())
+            ownership.require_home(message.keys)
+            if isinstance(message, Remove):
+                answer: Answer = await self._remove(call, message)
+            else:
+                answer = await self._stored(call, message, staging)
+            ownership.require(self._now_ms())  # a shard that was stopped meanwhile must not say that it is done
+            return answer
         except StoreError as error:
-            self.meters.refused_put(error)
+            if not isinstance(message, Remove):
+                self.meters.refused_put(error)
             raise
 
     async def _stored(self, call: Call, message: Put | Append, staging: Arena | Afar | None) -> Published:
@@ -296,6 +309,10 @@ class Shard:
         failure = core.journal.failure
         if failure is not None:
             raise failure
+
+    def drop_moved(self, homes: Homes | None) -> int:
+        """Blocks whose home is another shard now leave the index (all of them, without `homes`); how many."""
+        return drop_moved(self.core, homes)
 
     def forget_client(self, client: int) -> None:
         """Its process has ended: so have its leases and pins."""

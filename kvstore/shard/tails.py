@@ -231,6 +231,8 @@ class Tails:
             if flight.logged is not None:
                 await flight.logged
             flight.call.require_time(core.now_ms())
+            core.ownership.require(core.now_ms())
+            core.ownership.require_home(flight.request.keys)
             session = self._require_unchanged(flight)
         except BaseException:
             core.pool.abandon(flight.slots)

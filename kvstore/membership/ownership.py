@@ -1,0 +1,66 @@
+"""What a shard may publish, and until when.
+
+A shard that is a member by etcd owns its keys only as long as its lease lasts for certain: counted on its own clock
+from the moment at which it *asked* for the renewal, less a margin. Whoever else gets the keys does so after etcd ended
+the lease, which is later. Where keys move between shards that both live, the new home publishes nothing under them
+before the old one has said that it is done with the epoch before. So two shards never publish under one key at the same
+time, whatever the network does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvstore.errors import EpochStale, OwnerLapsed
+from kvstore.keys import Keys
+
+if TYPE_CHECKING:
+    from kvstore.membership.homes import Homes
+
+FOREVER = 1 << 62
+
+
+class Ownership:
+    """A shard's own, of static membership (owns for ever) unless `until_ms` and `homes` are set."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.until_ms = FOREVER
+        """CLOCK_MONOTONIC; readers' leases end no later."""
+        self.registered = False
+        """Whether it owns only what the membership says, instead of all keys that come."""
+        self.epoch = 0
+        self.homes: Homes | None = None
+        """Of `epoch`."""
+        self.settled: Homes | None = None
+        """Of the last epoch that every member has taken up; `homes` once that is so."""
+
+    def register(self, number: int) -> None:
+        """From now on the membership says what is owned: nothing, so far."""
+        self.registered, self.number, self.until_ms = True, number, 0
+
+    def require(self, now_ms: int) -> None:
+        """Raise `OwnerLapsed` where the lease may have ended: asked before something is published, and after."""
+        if now_ms >= self.until_ms:
+            raise OwnerLapsed(
+                f"shard {self.number} could not renew its lease: it publishes nothing until it can (gets go on)"
+            )
+
+    def require_home(self, keys: Keys) -> None:
+        """Raise `EpochStale` where a key's home is another shard now."""
+        if not self.registered:
+            return
+        if self.homes is None:
+            raise EpochStale(f"shard {self.number} is not a member yet")
+        ours = self.homes.home(keys) == self.number
+        if ours.all() and self.settled is not self.homes:
+            before = None if self.settled is None else self.settled.home(keys) == self.number
+            if before is None or not before.all():
+                raise EpochStale(f"keys are still being handed over to shard {self.number} in epoch {self.epoch}")
+        elsewhere = int(np.count_nonzero(~ours))
+        if elsewhere:
+            raise EpochStale(
+                f"{elsewhere} of {len(keys)} keys have another home than shard {self.number} in epoch {self.epoch}"
+            )
