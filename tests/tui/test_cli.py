@@ -66,6 +66,38 @@ def test_a_wrong_word_is_one_line_and_exit_2(words: list[str], says: str, capsys
     assert err.startswith("kvtop: ")
 
 
+_INTERRUPT = """
+import os, signal, sys
+class Here:
+    def find_spec(self, name, *rest):
+        if name == %r:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Here())
+sys.argv = ["kvtop", "help"]
+from tui.cli import main
+sys.exit(main())
+"""
+_INTERRUPT_PARSER = """
+import os, signal, sys
+from tui.commands import Parser
+Parser.format_usage = lambda self: os.kill(os.getpid(), signal.SIGINT) or "usage: "
+sys.argv = ["kvtop", "once", "h:1"]
+from tui.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_INTERRUPT % "tui.program", _INTERRUPT % "tui.commands.when", _INTERRUPT_PARSER],
+    ids=["loading", "loading more", "reading the options"],
+)
+def test_ctrl_c_before_the_command_begins_is_no_fault(program: str) -> None:
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     pipe = f"{sys.executable} -m tui.cli help | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {pipe}"], cwd=ROOT, capture_output=True, text=True)
