@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,7 +18,10 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from kvstore.client import SyncClient  # noqa: E402
 from kvstore.cluster import LocalCluster  # noqa: E402
 from kvstore.integrations.transformers import StoreCache, layout_of  # noqa: E402
+from kvstore.integrations.transformers.columns import Columns  # noqa: E402
+from kvstore.keys import Keys  # noqa: E402
 from kvstore.layout import Layout  # noqa: E402
+from tests.kvstore.nixl_rig import LANES, NEEDS_NIXL, lane  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 97
@@ -26,7 +31,7 @@ _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
@@ -42,11 +47,19 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """`gemma2` has window and full layers in turn."""
 
-TRANSPORTS = ("mapped",)
+TRANSPORTS = ("mapped", *(pytest.param(f"nixl-{lane}", marks=NEEDS_NIXL) for lane in LANES))
+TOKENS = 10
+"""A reply of so many crosses the end of a block."""
 
 
-def model_of(kind: str, *, seed: int = 0, dtype: Any = None, **changes: Any) -> Any:
-    """A random model, the same for the same arguments; no end-of-sequence token unless asked for."""
+@cache
+def model_of(kind: str, seed: int = 0) -> Any:
+    """`new_model`, one object for all tests: not to be changed."""
+    return new_model(kind, seed=seed)
+
+
+def new_model(kind: str, *, seed: int = 0, dtype: Any = None, **changes: Any) -> Any:
+    """A random model, the same for the same arguments; it knows no end-of-sequence token."""
     torch.set_num_threads(1)
     name, extra = _KINDS[kind]
     config = getattr(transformers, f"{name}Config")(**{**_SIZES, **extra, **changes})
@@ -79,6 +92,7 @@ class Store:
     cluster: LocalCluster
     client: SyncClient
     layout: Layout
+    transport: str
 
 
 @contextmanager
@@ -86,33 +100,38 @@ def store_for(
     model: Any, *, shards: int = 1, blocks: int = 2048, transport: str = "mapped", **options: Any
 ) -> Iterator[Store]:
     """A store with this model's layout, in blocks of 8 tokens, and a client of it."""
-    head_groups = options.pop("head_groups", 1)
-    layout = layout_of(model, model_id="tiny", block_tokens=BLOCK, window_tokens=64, head_groups=head_groups)
-    options = {"placement": "head-group", **options}
+    layout = layout_for(model)
+    options = {"placement": "head-group", "nixl": transport != "mapped", **options}
     with (
+        lane(transport.removeprefix("nixl-")) if transport != "mapped" else nullcontext(),
         LocalCluster(shards, layout, blocks, **options) as cluster,
-        client_of(cluster, layout, transport) as client,
+        client_at(cluster.targets, layout, transport) as client,
     ):
-        yield Store(cluster, client, layout)
+        yield Store(cluster, client, layout, transport)
 
 
-def client_of(cluster: LocalCluster, layout: Layout, transport: str = "mapped") -> SyncClient:
-    assert transport == "mapped"
-    return SyncClient(cluster.targets, layout)
+def layout_for(model: Any) -> Layout:
+    """Two layers of two head groups: four columns, one for each of four shards."""
+    return layout_of(model, model_id="tiny", block_tokens=BLOCK, window_tokens=64, head_groups=2)
 
 
-_GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+def client_at(targets: str, layout: Layout, transport: str = "mapped") -> SyncClient:
+    """A client by one transport and, for nixl, over one lane (as the environment is while the store's is set)."""
+    return SyncClient(targets, layout, transport=transport.partition("-")[0])
 
 
-def reference(model: Any, ids: Any, mask: Any = None, tokens: int = 12) -> Any:
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+
+
+def reference(model: Any, ids: Any, mask: Any = None, tokens: int = TOKENS) -> Any:
     """Greedy generation with transformers' own DynamicCache."""
     mask = torch.ones_like(ids) if mask is None else mask
-    return model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=tokens, **_GREEDY)
+    return model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=tokens, **GREEDY)
 
 
-def generated(cache: StoreCache, model: Any, tokens: int = 12) -> Any:
+def generated(by: StoreCache, model: Any, tokens: int = TOKENS) -> Any:
     """The same with a StoreCache."""
-    return model.generate(**cache.generate_inputs, max_new_tokens=tokens, **_GREEDY)
+    return model.generate(**by.generate_inputs, max_new_tokens=tokens, **GREEDY)
 
 
 def require_equal(got: Any, expected: Any) -> None:
@@ -120,6 +139,13 @@ def require_equal(got: Any, expected: Any) -> None:
     assert got.sequences.tolist() == expected.sequences.tolist()
     worst = max(float((a - b).abs().max()) for a, b in zip(got.logits, expected.logits, strict=True))
     assert worst <= 1e-5
+
+
+def keys_of(of: StoreCache, blocks: list[int], row: int = 0) -> Keys:
+    """Keys of full blocks of a row, in all layers."""
+    digests = of._rows[row].history.chain.digests
+    columns = Columns(of.layout)
+    return np.concatenate([columns.block(digests[index], index) for index in blocks] or [np.zeros((0, 4), np.uint64)])
 
 
 class Computed:

@@ -61,6 +61,7 @@ class StoreCache(Cache):
         """Use `open`."""
         super().__init__(layers=layers)
         self.counts = counts
+        self.layout = place.client.layout
         self.past = match.length
         """Positions taken from the store, padding included: forward passes begin behind them."""
         self._model = model
@@ -68,11 +69,8 @@ class StoreCache(Cache):
         self._writes = writes
         self._held = held
         self._step_ids: torch.Tensor | None = None
-        self._shape = (len(pads), place.client.layout.head_groups * place.client.layout.heads)
-        self._head_dim = place.client.layout.head_dim
         self._rows = [
-            Row(place.root, place.client.layout, pad, match.known[number], _ends(model))
-            for number, pad in enumerate(pads)
+            Row(place.root, self.layout, pad, match.known[number], _ends(model)) for number, pad in enumerate(pads)
         ]
         for row, ids, partial in zip(self._rows, input_ids.tolist(), match.partials, strict=True):
             row.begin(ids[row.pad : max(row.pad, self.past)], partial)
@@ -188,7 +186,8 @@ class StoreCache(Cache):
         """As transformers calls it. Raises `BadRequest` for a forward pass whose tokens are not known."""
         if self._step_ids is None:
             raise BadRequest("this cache was opened for another model: call that one (its parts see no tokens)")
-        shape = (*self._shape, self._step_ids.shape[1], self._head_dim)
+        heads = self.layout.head_groups * self.layout.heads
+        shape = (len(self._rows), heads, self._step_ids.shape[1], self.layout.head_dim)
         if tuple(key_states.shape) != shape or tuple(value_states.shape) != shape:
             raise BadRequest(
                 f"layer {layer_idx} has keys {list(key_states.shape)} and values {list(value_states.shape)}; "

@@ -57,8 +57,13 @@ class StepChecks:
             if isinstance(value, torch.Tensor) and name not in _KNOWN:
                 raise BadRequest(f"{name!r} is not supported: the store knows blocks by their tokens alone")
         ids = given.get("input_ids")
-        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or len(ids) != len(self.pads):
-            raise BadRequest(f"input_ids [{len(self.pads)}, tokens] are needed, as the cache was opened for them")
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+            raise BadRequest("input_ids [batch, tokens] are needed: the store knows blocks by their tokens")
+        if len(ids) != len(self.pads):
+            raise BadRequest(
+                f"{len(ids)} rows for a cache that was opened for {len(self.pads)} (beam search and several sequences "
+                "a prompt are not supported: a row is one session's history)"
+            )
         new = ids.shape[1]
         self._require_same_ids(ids, past)
         mask = given.get("attention_mask")
