@@ -66,7 +66,8 @@ def _read(path: Path, problems: list[Problem]) -> Iterator[Document]:
         except FrontMatterError as broken:
             problems.append(Problem(broken.path, broken.line, broken.message))
         except (OSError, UnicodeDecodeError) as broken:
-            problems.append(Problem(str(file), 0, f"cannot be read ({broken}); give a readable Markdown file"))
+            words = (getattr(broken, "strerror", None) or "it is not UTF-8 text").lower()
+            problems.append(Problem(str(file), 0, f"cannot be read ({words}); give a readable Markdown file"))
 
 
 @cache

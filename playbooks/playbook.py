@@ -256,13 +256,24 @@ def catalog() -> list[Document]:
 
 
 def documents(folders: Iterable[Path]) -> list[Document]:
-    """The documents of users' folders. Raises FrontMatterError for a folder that is not there."""
+    """The documents of users' folders. Raises FrontMatterError for a folder that is not there, or a file
+    that cannot be read."""
     found: list[Document] = []
     for folder in folders:
         if not folder.is_dir():
             raise FrontMatterError(str(folder), 0, "is no folder; give one that holds playbooks (*.md)")
-        found.extend(read_document(str(p), p.read_text(encoding="utf-8")) for p in sorted(folder.glob("*.md")))
+        found.extend(_document(path) for path in sorted(folder.glob("*.md")))
     return found
+
+
+def _document(path: Path) -> Document:
+    try:
+        return read_document(str(path), path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise FrontMatterError(str(path), 0, "is not UTF-8 text; give a Markdown file") from None
+    except OSError as error:
+        words = (error.strerror or str(error)).lower()
+        raise FrontMatterError(str(path), 0, f"cannot be read ({words}); give a readable Markdown file") from None
 
 
 def load_playbooks(folders: Sequence[Path] = (), *, packaged: bool = True) -> list[Playbook]:

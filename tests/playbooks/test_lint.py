@@ -288,10 +288,20 @@ def test_an_empty_folder_and_an_unreadable_file_are_told(tmp_path: Path) -> None
     (nothing,) = lint([tmp_path])
     assert "holds no playbook" in nothing.message
     (absent,) = lint([tmp_path / "absent.md"])
-    assert "cannot be read" in absent.message
+    assert absent.message.startswith("cannot be read (no such file or directory)")
     (tmp_path / NAME).write_bytes(b"---\nid: \xff\n---\n")
     (garbled,) = lint([tmp_path / NAME])
     assert "cannot be read" in garbled.message
+
+
+def test_a_playbook_that_cannot_be_read_is_told_when_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "y.md").write_bytes(b"\xff\xfe")
+    with pytest.raises(FrontMatterError, match=r"y\.md.*is not UTF-8 text"):
+        load_playbooks([tmp_path])
+    (tmp_path / "y.md").unlink()
+    (tmp_path / "y.md").mkdir()
+    with pytest.raises(FrontMatterError, match=r"y\.md.*cannot be read \(is a directory\)"):
+        load_playbooks([tmp_path])
 
 
 def test_every_defect_of_a_file_is_told_at_once(tmp_path: Path) -> None:

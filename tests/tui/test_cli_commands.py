@@ -50,6 +50,34 @@ def test_once_reads_every_engine(capsys: Captured) -> None:
     assert "Sources" in out
 
 
+def test_an_answer_without_series_is_said_on_stderr(capsys: Captured) -> None:
+    assert run(capsys, "query", "no_such_series", str(DEMO)) == (
+        0,
+        "",
+        "kvtop: no series: nothing matches, or nothing has a value at that time\n",
+    )
+    assert run(capsys, "query", "vector(1)", str(DEMO))[2] == ""
+
+
+@pytest.mark.parametrize("words", [["once"], ["query", "up"]])
+def test_for_says_that_a_recording_is_not_watched(capsys: Captured, words: list[str]) -> None:
+    assert "--for has no effect" in run(capsys, *words, str(DEMO), "--for", "10s")[2]
+    assert run(capsys, *words, str(DEMO))[2] == ""
+
+
+def test_a_recording_is_not_written_to_a_pipe(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "record", "127.0.0.1:1", "-o", "-", "--for", "1s")
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "name a file" in err
+
+
+def test_the_demo_says_what_it_is(capsys: Captured) -> None:
+    assert "A store under a real trace, or a recorded incident" in run(capsys, "help")[1]
+
+
 def test_once_waits_for_the_targets_of_a_list(capsys: Captured, tmp_path: Path) -> None:
     with Endpoint() as endpoint:
         (tmp_path / "list.json").write_text(json.dumps([{"targets": [endpoint.target]}]))

@@ -95,3 +95,12 @@ def test_a_folder_without_rules_says_how_to_name_them(
     for folder, says in ((tmp_path / "none", "no such file"), (tmp_path, "*.rules.yml")):
         assert main(["once", recording, "--rules", str(folder)]) == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["https://h/x\n- alert: other", "", "javascript:x", "https://h/a b"])
+def test_a_place_for_runbooks_that_is_no_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "--alerts", "--runbooks", url]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "not a URL" in err, err.count("\n")) == ("", True, 1)
+    assert main(["rules", "--alerts", "--runbooks", "https://h/books"]) == 0
+    assert "runbook_url: https://h/books/" in capsys.readouterr().out.replace('"', "")

@@ -95,6 +95,6 @@ COMMANDS: dict[str, Spec] = {
         Spec("rules", "rules", "Prometheus rules (recording and alerting) on stdout"),
         Spec("doctor", "doctor", "What can be seen from here, what not, and why"),
         Spec("lab", "lab", "Provoke one fault in a real store, and see whether the diagnosis is right"),
-        Spec("demo", "demo", "Replay a recorded incident"),
+        Spec("demo", "demo", "A store under a real trace, or a recorded incident"),
     )
 }

@@ -63,6 +63,7 @@ def _live(args: argparse.Namespace, *, text: bool) -> int:
     with plain_errors(), ExitStack() as stack:
         pages = stack.enter_context(store())
         if text:
+            print("kvtop demo: watching it for half a minute", file=sys.stderr, flush=True)
             _print(_STORY, pages, "", LIVE_MS)
             return EXIT_OK
         from probes.attach import attach

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from tui.commands import EXIT_NOTHING, EXIT_OK
 from tui.commands.errors import plain_errors
-from tui.commands.session import Session, add_target_arguments, attached, collect, reach_ms
+from tui.commands.session import Session, add_target_arguments, attached, collect, reach_ms, told_idle
 from tui.commands.when import duration_option, moment_option
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with plain_errors():
-        session = collect(attached(args, lookback_ms=reach_ms(args.at)), args.for_ms)
+        attachment = attached(args, lookback_ms=reach_ms(args.at))
+        told_idle(attachment, args.for_ms)
+        session = collect(attachment, args.for_ms)
         at_ms = session.moment(args.at, "--at")
     panels, readings = reading(session, at_ms)
     if args.json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tui.commands import EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
-from tui.commands.session import Session, add_target_arguments, attached, collect, nothing, reach_ms
+from tui.commands.session import Session, add_target_arguments, attached, collect, nothing, reach_ms, told_idle
 from tui.commands.when import duration_option, duration_text, moment_option, rfc3339
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     names = {node.name for node in walk(expr) if isinstance(node, VectorSelector) and node.name}
     with plain_errors():
         attachment = attached(args, lookback_ms=reach_ms(args.time, args.start, args.end), names=names)
+        told_idle(attachment, args.for_ms)
         session = collect(attachment, args.for_ms)
         if session.empty:
             raise nothing(session)
@@ -63,12 +64,20 @@ def run(args: argparse.Namespace) -> int:
         print_json(data)
         if short:
             print(f"kvtop: {_ONE_SCRAPE}", file=sys.stderr)
+        return EXIT_OK
+    from tui.commands.answer import as_text
+
+    if _without_series(data):
+        print(f"kvtop: no series: {_ONE_SCRAPE}" if short else f"kvtop: {as_text(data)}", file=sys.stderr)
     else:
-        from tui.commands.answer import as_text
         from tui.commands.output import show
 
-        show(f"no series: {_ONE_SCRAPE}" if short else as_text(data))
+        show(as_text(data))
     return EXIT_OK
+
+
+def _without_series(data: dict[str, Any]) -> bool:
+    return data["resultType"] in ("vector", "matrix") and not data["result"]
 
 
 def _parsed(text: str) -> Expr:
@@ -89,7 +98,7 @@ def _lacks_window(session: Session, expr: Expr, data: dict[str, Any]) -> bool:
 
     one_scrape = session.scraped and session.start_ms == session.end_ms
     ranged = any(isinstance(node, MatrixSelector | Subquery) for node in walk(expr))
-    return one_scrape and ranged and data["resultType"] in ("vector", "matrix") and not data["result"]
+    return one_scrape and ranged and _without_series(data)
 
 
 def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:

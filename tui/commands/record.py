@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return _repair(args)
     if args.output is None:
         raise CommandError("where to? kvtop record TARGET… -o FILE")
+    if str(args.output) == "-":
+        raise CommandError("a recording is put in order when it ends, which no pipe allows: name a file, as in -o a.om")
     with plain_errors():
         from probes.recorder import Recorder, refuse_taken
 

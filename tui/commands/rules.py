@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
-from tui.commands import EXIT_OK
+from tui.commands import EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
 from tui.commands.output import show
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from playbooks.playbook import load_playbooks
     from probes.rules import RuleSet
 
-    base = args.runbooks or RUNBOOK_BASE
+    base = RUNBOOK_BASE if args.runbooks is None else _base(args.runbooks)
     with plain_errors():
         if args.recording:
             text = render_recording_rules(RuleSet.load(args.rules))
@@ -44,3 +45,11 @@ def run(args: argparse.Namespace) -> int:
             text = render_rules(RuleSet.load(args.rules), load_playbooks(args.playbooks), base)
     show(text, end="")
     return EXIT_OK
+
+
+def _base(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s\x00-\x1f\x7f]+", url):
+        from playbooks.printable import name_text
+
+        raise CommandError(f"--runbooks {name_text(url)}: not a URL, as in https://example.org/runbooks")
+    return url

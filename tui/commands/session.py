@@ -172,6 +172,12 @@ def scrapes(attachment: Attachment) -> bool:
     return any(status.kind not in _WITH_HISTORY for status in attachment.statuses)
 
 
+def told_idle(attachment: Attachment, for_ms: int) -> None:
+    """Say on stderr that ``--for`` changes nothing, where all targets have their history."""
+    if for_ms and not scrapes(attachment):
+        print("kvtop: --for has no effect: nothing is scraped, every target has its history (--at T)", file=sys.stderr)
+
+
 def found_here() -> list[str]:
     """Metrics pages on this host's well-known ports; ``CommandError`` says how to attach when there is none."""
     import asyncio
