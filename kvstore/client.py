@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from kvstore import messages as m
-from kvstore.addresses import addresses_of
 from kvstore.client_base import all_of
 from kvstore.client_reads import Reads
 from kvstore.client_writes import Puts
@@ -27,6 +26,8 @@ from kvstore.forks import use_grpc
 from kvstore.handle import SessionHandle
 from kvstore.layout import Layout
 from kvstore.link import Link
+from kvstore.membership import membership_of
+from kvstore.membership.follow import Follower, follows
 from kvstore.security import Access
 from kvstore.shards import Shards
 from kvstore.staging import Staging
@@ -38,6 +39,7 @@ STAGING_BYTES = 64 << 20
 
 
 @traced_methods({name: f"kv.{name}" for name in ("lookup", "get", "put", "append", "match_tail", "remove")})
+@follows("lookup", "get", "put", "append", "match_tail", "remove", "open_session", "close_session")
 class Client(Reads, Puts):
     """Made by `connect`; an async context manager. For one event loop (`SyncClient` for plain code).
 
@@ -59,9 +61,10 @@ class Client(Reads, Puts):
         transport: str = "auto",
         access: Access | None = None,
     ) -> Client:
-        """Connect to every shard of a store: `"127.0.0.1:7600,127.0.0.1:7601"`, a sequence of such, or the path of a
-        cluster file. `staging_blocks`: room for puts under way (default: 64 MiB). `transport`: `mapped` (shards of this
-        host), `nixl` (of any host), or `auto`: mapped where a shard's door can be reached from here, else nixl.
+        """Connect to every shard of a store: `"127.0.0.1:7600,127.0.0.1:7601"`, a sequence of such, the path of a
+        cluster file, or `"etcd://127.0.0.1:2379/NAME"`, where members may come and go. `staging_blocks`: room for puts
+        under way (default: 64 MiB). `transport`: `mapped` (shards of this host), `nixl` (of any host), or `auto`:
+        mapped where a shard's door can be reached from here, else nixl.
 
         `access`: certificates and token (default: what the environment names), which are needed off loopback.
 
@@ -72,7 +75,7 @@ class Client(Reads, Puts):
         use_grpc()
         deadline = Deadline(deadline_ms)
         access = access or Access.from_environment()
-        addresses = addresses_of(targets)
+        membership = membership_of(targets, access)
         blocks = staging_blocks or max(1, STAGING_BYTES // layout.slot_bytes)
         client = cls(
             layout,
@@ -83,14 +86,22 @@ class Client(Reads, Puts):
             transport=transport,
         )
         name = name or f"pid-{os.getpid()}"
-        links = [
-            Link(address, layout, client._transport, client.clock, name, client.writes.lost, access)
-            for address in addresses
-        ]
+
+        def link_to(address: str) -> Link:
+            link = Link(address, layout, client._transport, client.clock, name, client.writes.lost, access)
+            link.heard = client._heard
+            return link
+
+        links: list[Link] = []
         try:
+            view = await membership.view(deadline)
+            links = [link_to(member.address) for member in view.members]
             await all_of(link.ensure(deadline) for link in links)
-            client._shards = Shards(links, layout)
+            client._shards = Shards(links, layout, view.homes)
+            if view.homes is not None:
+                client.follower = Follower(client, membership, view, link_to)
         except BaseException:
+            await membership.close()
             for link in links:
                 await link.drop()
             await client._transport.leave()
@@ -114,6 +125,8 @@ class Client(Reads, Puts):
             self._beating = None
             with contextlib.suppress(StoreError):
                 await self.report(deadline_ms=200)
+        if self.follower is not None:
+            await self.follower.close()
         await self._end_kept()
         await self.returns.close()
         await self.writes.close()
@@ -139,12 +152,18 @@ class Client(Reads, Puts):
         deadline = self._deadline(deadline_ms)
         handle = number or secrets.randbits(63) | 1
         if ttl_ms is None:
-            ttl_ms = int(self.shards.links[0].facts.get("session_ttl_ms", m.OpenSession().ttl_ms))
+            ttl_ms = int(next(iter(self.shards.links)).facts.get("session_ttl_ms", m.OpenSession().ttl_ms))
         states = await all_of(
             link.call(m.OpenSession(handle, session_class, ttl_ms, create=True), deadline) for link in self.shards.links
         )
         returned = number != 0 and all(state.alive for state in states)
-        return SessionHandle(self, handle, session_class, ttl_ms, returned, renew)
+        made = SessionHandle(self, handle, session_class, ttl_ms, returned, renew)
+        self._sessions.add(made)
+        return made
+
+    def held(self) -> list[SessionHandle]:
+        """Sessions that this client opened and has not closed."""
+        return [handle for handle in self._sessions if handle.held]
 
     async def close_session(self, number: int, *, forget: bool = False, deadline_ms: int | None = None) -> None:
         deadline = self._deadline(deadline_ms)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from kvstore.staging import Staging
 from kvstore.transport import Ints
 from kvstore.transport.choice import Choice
 from kvstore.writes import Writes
+
+if TYPE_CHECKING:
+    from kvstore.handle import SessionHandle
+    from kvstore.membership.follow import Follower
 
 
 class ClientBase:
@@ -48,6 +53,8 @@ class ClientBase:
         self._transport = Choice(transport, layout)
         self._transport.register(staging.arena)
         self._shards: Shards | None = None
+        self.follower: Follower | None = None
+        self._sessions: weakref.WeakSet[SessionHandle] = weakref.WeakSet()
         self._beating: asyncio.Task[None] | None = None
         self._kept: set[asyncio.Task[None]] = set()
 
@@ -80,6 +87,11 @@ class ClientBase:
         if clock > self.clock.now:
             with self._clock_lock:
                 self.clock.merge(clock)
+
+    def _heard(self, epoch: int) -> None:
+        """A shard answered in that epoch of its membership."""
+        if self.follower is not None:
+            self.follower.hear(epoch)
 
     def _deadline(self, deadline_ms: int | None) -> Deadline:
         return Deadline(self.deadline_ms if deadline_ms is None else deadline_ms)

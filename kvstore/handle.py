@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from kvstore.errors import StoreError
+from kvstore.messages import OpenSession
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,6 +29,7 @@ class SessionHandle:
         self.session_class = session_class
         self.ttl_ms = ttl_ms
         self.returned = returned
+        self.held = True
         self._client = client
         self._renewing = client.keep(self._renew()) if renew else None
 
@@ -49,8 +51,13 @@ class SessionHandle:
 
     def release(self) -> None:
         """Hold it no more, but let it live until its TTL ends: another process may go on with its number."""
+        self.held = False
         if self._renewing is not None:
             self._renewing.cancel()
+
+    def opening(self) -> OpenSession:
+        """What tells one more shard of it."""
+        return OpenSession(self.number, self.session_class, self.ttl_ms, create=True)
 
     async def _renew(self) -> None:
         while True:

@@ -40,6 +40,10 @@ class Link:
         self.address = address
         self.number = -1
         self.peer: Peer | None = None
+        self.left = False
+        """The shard is no member any more."""
+        self.heard: Callable[[int], None] | None = None
+        """Told the epoch of every answer."""
         self._layout = json.loads(layout.as_json())
         self._transport = transport
         self._clock = clock
@@ -71,6 +75,8 @@ class Link:
         """The peer, connected (again) where it was not. Raises `ShardUnavailable`, or what the shard refuses us for."""
         if self.up and self.peer is not None:
             return self.peer
+        if self.left:
+            raise ShardUnavailable(f"shard {self._who()} is no member of the store any more")
         try:
             async with asyncio.timeout(deadline.left_s):
                 await self._connecting.acquire()
@@ -106,6 +112,8 @@ class Link:
                 await asyncio.sleep(min(0.005, deadline.left_s))
                 continue
             clock, answer = wire.unpack_reply(data)
+            if self.heard is not None:
+                self.heard(wire.epoch_of(data))
             self._clock.merge(clock)
             if isinstance(answer, StoreError):
                 raise answer
