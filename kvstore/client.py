@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from kvstore import messages as m
+from kvstore.arguments import require_targets, session_number, whole_number
 from kvstore.client_base import all_of
 from kvstore.client_reads import Reads
 from kvstore.client_writes import Puts
 from kvstore.deadline import Deadline
-from kvstore.errors import StoreError
+from kvstore.errors import BadRequest, StoreError
 from kvstore.forks import use_grpc
 from kvstore.handle import SessionHandle
 from kvstore.layout import Layout
@@ -75,17 +76,16 @@ class Client(Reads, Puts):
         use_grpc()
         deadline = Deadline(deadline_ms)
         access = access or Access.from_environment()
-        membership = membership_of(targets, access)
-        blocks = staging_blocks or max(1, STAGING_BYTES // layout.slot_bytes)
+        membership = membership_of(require_targets(targets), access)
         client = cls(
             layout,
             deadline_ms=deadline_ms,
             verify=verify,
-            staging=Staging(layout, blocks),
+            staging=_staging(layout, staging_blocks),
             enforce_need=enforce_need,
             transport=transport,
         )
-        name = name or f"pid-{os.getpid()}"
+        name = str(name) or f"pid-{os.getpid()}"
 
         def link_to(address: str) -> Link:
             link = Link(address, layout, client._transport, client.clock, name, client.writes.lost, access)
@@ -150,8 +150,13 @@ class Client(Reads, Puts):
     ) -> SessionHandle:
         """A new session, or (with its `number`, from any process) one that goes on; a new one if its TTL had ended."""
         deadline = self._deadline(deadline_ms)
+        number = session_number(number)
         handle = number or secrets.randbits(63) | 1
-        if ttl_ms is None:
+        if not isinstance(session_class, str) or not session_class.isascii():
+            raise BadRequest("session_class is 1 to 64 of A-Z a-z 0-9 _ . : / -")
+        if ttl_ms is not None:
+            ttl_ms = whole_number("ttl_ms", ttl_ms, least=1)
+        else:
             ttl_ms = int(next(iter(self.shards.links)).facts.get("session_ttl_ms", m.OpenSession().ttl_ms))
         states = await all_of(
             link.call(m.OpenSession(handle, session_class, ttl_ms, create=True), deadline) for link in self.shards.links
@@ -166,13 +171,13 @@ class Client(Reads, Puts):
         return [handle for handle in self._sessions if handle.held]
 
     async def close_session(self, number: int, *, forget: bool = False, deadline_ms: int | None = None) -> None:
-        deadline = self._deadline(deadline_ms)
-        await all_of(link.call(m.CloseSession(number, forget), deadline) for link in self.shards.links)
+        deadline, number = self._deadline(deadline_ms), session_number(number)
+        await all_of(link.call(m.CloseSession(number, bool(forget)), deadline) for link in self.shards.links)
 
     async def renew_session(self, number: int, *, deadline_ms: int | None = None) -> None:
         """A sign of life: the session's TTL starts anew on every shard."""
         deadline = self._deadline(deadline_ms)
-        nothing = m.TailMatch(number, np.zeros((0, 4), np.uint64), np.zeros((0, 24), np.uint8))
+        nothing = m.TailMatch(session_number(number), np.zeros((0, 4), np.uint64), np.zeros((0, 24), np.uint8))
         await all_of(link.call(nothing, deadline) for link in self.shards.links)
 
     # --- heartbeats -----------------------------------------------------------------------------------------------
@@ -196,6 +201,21 @@ class Client(Reads, Puts):
                     with contextlib.suppress(StoreError):
                         await link.ensure(Deadline(HEARTBEAT_S * 1000))
             await self.report(deadline_ms=2_000)
+
+
+def _staging(layout: Layout, blocks: int | None) -> Staging:
+    """Raises `BadRequest` for one that cannot be made."""
+    if not isinstance(layout, Layout):
+        raise BadRequest(f"layout is a kvstore.layout.Layout, not {type(layout).__name__}")
+    if blocks is None:
+        blocks = max(1, STAGING_BYTES // layout.slot_bytes)
+    blocks = whole_number("staging_blocks", blocks, least=1, most=(1 << 62) // layout.slot_bytes)
+    try:
+        return Staging(layout, blocks)
+    except (OSError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or "there is not so much memory"
+        size = blocks * layout.slot_bytes / (1 << 20)
+        raise BadRequest(f"staging_blocks {blocks}: {size:,.0f} MiB cannot be had: {why}") from None
 
 
 def __getattr__(name: str) -> Any:

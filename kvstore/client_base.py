@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvstore import messages as m
+from kvstore.arguments import whole_number
 from kvstore.clock import LamportClock
 from kvstore.deadline import Deadline
-from kvstore.errors import BadRequest, ShardUnavailable
+from kvstore.errors import ShardUnavailable
 from kvstore.header import Bytes
-from kvstore.keys import Keys
 from kvstore.layout import Layout
 from kvstore.locations import Locations, buffer
 from kvstore.shards import Shards
@@ -67,7 +67,7 @@ class ClientBase:
     def buffer(self, n: int) -> Bytes:
         """Room for a get of `n` blocks, `[n, slot_bytes]`: what is read often should go to the same place. Where shards
         are reached by NIXL it is registered memory, into which they are read without a copy."""
-        registered = self._transport.buffer(n)
+        registered = self._transport.buffer(whole_number("n", n))
         return buffer(n, self.layout.slot_bytes) if registered is None else registered
 
     def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -108,12 +108,6 @@ async def all_of(calls: Any) -> list[Any]:
 
 def unanswered(n: int) -> m.Published:
     return m.Published(np.zeros(n, np.int64), np.zeros(n, np.uint64), np.zeros(n, np.uint64), np.zeros(n, np.bool_))
-
-
-def key_columns(keys: Keys) -> Keys:
-    if keys.ndim != 2 or keys.shape[1] != 4 or keys.dtype != np.uint64:
-        raise BadRequest(f"keys are a uint64 array [n, 4], not {keys.dtype} {list(keys.shape)}")
-    return keys
 
 
 def enter(found: Locations, number: int, rows: Ints | None, located: m.Located) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 
 from kvstore import messages as m
 from kvstore.afar import Returns, get_afar
-from kvstore.client_base import ClientBase, all_of, cut, enter, key_columns
+from kvstore.arguments import MOST_MS, key_columns, room_for, session_number, whole_number
+from kvstore.client_base import ClientBase, all_of, cut, enter
 from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, LeaseExpired, ShardUnavailable
 from kvstore.fetch import Fetch, Need
@@ -57,8 +58,9 @@ class Reads(ClientBase):
         """
         keys = key_columns(keys)
         deadline = self._deadline(deadline_ms)
-        if lease_ms or int(session) or counted or self.shards.afar:
-            asked = m.Lookup(keys, lease_ms, int(session), prefix, touch)
+        holder, lease_ms = session_number(session), whole_number("lease_ms", lease_ms, most=MOST_MS)
+        if lease_ms or holder or counted or self.shards.afar:
+            asked = m.Lookup(keys, lease_ms, holder, bool(prefix), bool(touch))
             return await self._lookup_by_call(keys, asked, deadline, trace)
         home = self.shards.home(keys)
         try:
@@ -110,12 +112,12 @@ class Reads(ClientBase):
         `min_clock`, `min_valid` (one for all or a column): what the step needs; while a block is older it is read again
         until the deadline. Raises `LeaseExpired`, `ChecksumMismatch` (damaged bytes), `ShardUnavailable`.
         """
+        deadline = self._deadline(deadline_ms)
         if self.shards.afar:
-            return await self._get_afar(what, out, min_clock, min_valid, verify, self._deadline(deadline_ms))
+            return await self._get_afar(what, out, min_clock, min_valid, verify, deadline)
         quick = self.get_quick(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
         if quick is not None:
             return quick
-        deadline = self._deadline(deadline_ms)
         fetch = self.fetch(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
         located = what if isinstance(what, Locations) else None
         nap = 0.0
@@ -168,17 +170,10 @@ class Reads(ClientBase):
         if out is None:
             out = np.empty((len(keys), self.layout.slot_bytes), np.uint8)
         else:
-            self._require_room(out, len(keys))
-        need = Need(min_clock, min_valid, self._enforce_need)
+            room_for(out, len(keys), self.layout.slot_bytes)
+        need = Need.of(min_clock, min_valid, len(keys), enforce=self._enforce_need)
         verify = self.verify if verify is None else verify
         return Fetch(self.shards, keys, home, out, self.layout.block_bytes, verify=verify, need=need)
-
-    def _require_room(self, out: Bytes, n: int) -> None:
-        if out.shape != (n, self.layout.slot_bytes) or out.dtype != np.uint8 or not out.flags.c_contiguous:
-            raise BadRequest(
-                f"a get of {n} blocks goes into a contiguous uint8 array [{n}, {self.layout.slot_bytes}] "
-                f"(Client.buffer), not {out.dtype} {list(out.shape)}"
-            )
 
     def get_quick(
         self,
@@ -195,7 +190,7 @@ class Reads(ClientBase):
         if not (isinstance(min_clock, int) and isinstance(min_valid, int) and min_clock == min_valid == 0):
             return None
         count = len(what.slot)
-        self._require_room(out, count)
+        room_for(out, count, self.layout.slot_bytes)
         quick = get_one if count == 1 else get_whole
         found = quick(self.shards, what, out, self.layout.block_bytes, verify=self.verify if verify is None else verify)
         if found is None:
@@ -216,7 +211,7 @@ class Reads(ClientBase):
 
     async def renew(self, located: Locations, lease_ms: int, *, deadline_ms: int | None = None) -> None:
         """Extend the leases of a lookup (0: release them). Raises `LeaseExpired` where one had ended already."""
-        await self._lease(located, m.Lease, lease_ms, 0, deadline_ms)
+        await self._lease(located, lease_ms, 0, deadline_ms)
         if lease_ms == 0:
             located.leases.clear()
             located.until_ms[:] = 0
@@ -228,19 +223,19 @@ class Reads(ClientBase):
 
     async def pin(self, located: Locations, *, deadline_ms: int | None = None) -> None:
         """Turn the leases of a lookup into pins: for use in place. Counted; `unpin` as often."""
-        await self._lease(located, m.Lease, 0, 1, deadline_ms)
+        await self._lease(located, 0, 1, deadline_ms)
 
     async def unpin(self, located: Locations, lease_ms: int = 0, *, deadline_ms: int | None = None) -> None:
         """One pin less; after the last the leases run for `lease_ms` more."""
-        await self._lease(located, m.Lease, lease_ms, -1, deadline_ms)
+        await self._lease(located, lease_ms, -1, deadline_ms)
 
-    async def _lease(
-        self, located: Locations, kind: type[m.Lease], lease_ms: int, pin: int, deadline_ms: int | None
-    ) -> None:
-        deadline = self._deadline(deadline_ms)
+    async def _lease(self, located: Locations, lease_ms: int, pin: int, deadline_ms: int | None) -> None:
+        if not isinstance(located, Locations):
+            raise BadRequest(f"leases are those of a lookup's answer, not of a {type(located).__name__}")
+        lease_ms, deadline = whole_number("lease_ms", lease_ms, most=MOST_MS), self._deadline(deadline_ms)
 
         async def ask(number: int, lease: int) -> None:
-            message = kind(np.asarray([lease], np.uint64), lease_ms, pin)
+            message = m.Lease(np.asarray([lease], np.uint64), lease_ms, pin)
             link, sent_ms = self.shards.links[number], _monotonic_ms()
             leased: m.Leased = await link.call(message, deadline)
             until = int(leased.until_ms[0])

@@ -8,12 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore import messages as m
-from kvstore.client_base import ClientBase, all_of, enter, key_columns, unanswered
+from kvstore.arguments import (
+    MOST_MS,
+    as_blocks,
+    clocks,
+    counts,
+    digest_rows,
+    durability_of,
+    key_columns,
+    session_number,
+    whole_number,
+)
+from kvstore.client_base import ClientBase, all_of, enter, unanswered
 from kvstore.errors import BadRequest
 from kvstore.header import Bytes, Words
 from kvstore.keys import Keys
 from kvstore.locations import Locations
-from kvstore.staging import Staged, as_blocks
+from kvstore.staging import Staged
 from kvstore.transport import Ints
 
 
@@ -22,17 +33,18 @@ class Puts(ClientBase):
 
     async def stage(self, n: int, *, deadline_ms: int | None = None) -> Staged:
         """A run of the staging arena to fill in place, for a `put` to one shard. `unstage` it, or put it."""
-        return await self.staging.take(n, self._deadline(deadline_ms))
+        return await self.staging.take(whole_number("n", n), self._deadline(deadline_ms))
 
     def unstage(self, run: Staged) -> None:
-        self.staging.give(run)
+        """Raises `BadRequest` for a run that was put, or given back before."""
+        self.staging.give(self.staging.claim(run))
 
     async def put(
         self,
         keys: Keys,
         blocks: npt.NDArray[Any] | Staged,
         *,
-        valid: Ints | None = None,
+        valid: Ints | int | None = None,
         chains: npt.NDArray[np.uint8] | None = None,
         session: SupportsInt = 0,
         durability: m.Durability = m.Durability.NONE,
@@ -49,11 +61,14 @@ class Puts(ClientBase):
         """
         keys = key_columns(keys)
         n = len(keys)
-        valid = np.full(n, self.layout.block_tokens, np.int64) if valid is None else valid
-        chains = np.ascontiguousarray(keys).view(np.uint8).reshape(n, 32)[:, :24] if chains is None else chains
+        most = self.layout.block_tokens
+        filled = counts("valid", most if valid is None else valid, n, least=1, most=most)
+        own = np.ascontiguousarray(keys).view(np.uint8).reshape(n, 32)[:, :24]
+        ends = own if chains is None else digest_rows("chains", chains, n)
+        holder, promise = session_number(session), durability_of(durability)
         data = blocks if isinstance(blocks, Staged) else as_blocks(blocks, self.layout)
-        if not len(data) == len(valid) == len(chains) == n:
-            raise BadRequest(f"{n} keys, {len(data)} blocks, {len(valid)} valid, {len(chains)} chains: not one a key")
+        if len(data) != n:
+            raise BadRequest(f"{n} keys and {len(data)} blocks: not one a key")
         deadline = self._deadline(deadline_ms)
         answer = unanswered(n)
 
@@ -61,9 +76,7 @@ class Puts(ClientBase):
             part: Bytes | Staged = data if isinstance(data, Staged) or len(rows) == n else data[rows]
 
             def fill(run: Staged, data_sums: Words) -> m.Put:
-                return m.Put(
-                    keys[rows], run.slots, data_sums, valid[rows], chains[rows], int(session), durability, one_run
-                )
+                return m.Put(keys[rows], run.slots, data_sums, filled[rows], ends[rows], holder, promise, bool(one_run))
 
             done = await self.writes.send(self.shards.links[number], part, fill, deadline, trace)
             answer.slot[rows], answer.generation[rows] = done.slot, done.generation
@@ -110,9 +123,14 @@ class Puts(ClientBase):
         keys = key_columns(keys)
         n = len(keys)
         data = as_blocks(blocks, self.layout)
-        seen = np.full(n, expected, np.uint64) if isinstance(expected, int) else np.asarray(expected, np.uint64)
-        if not len(data) == len(seen) == n:
-            raise BadRequest(f"{n} keys, {len(data)} blocks, {len(seen)} expected clocks: not one a key")
+        if len(data) != n:
+            raise BadRequest(f"{n} keys and {len(data)} blocks: not one a key")
+        seen = clocks("expected", expected, n)
+        tokens = whole_number("valid", valid, least=1, most=self.layout.block_tokens)
+        ends = digest_rows("digests", digests, tokens)
+        holder, promise = session_number(session), durability_of(durability)
+        if full_keys is not None and len(key_columns(full_keys, "full_keys")) != n:
+            raise BadRequest(f"{n} keys and {len(full_keys)} full_keys")
         if n:
             self._saw(int(seen.max()))  # told by somebody else, perhaps: what follows it must be later
         deadline = self._deadline(deadline_ms)
@@ -123,9 +141,7 @@ class Puts(ClientBase):
 
             def fill(run: Staged, data_sums: Words) -> m.Append:
                 full = None if full_keys is None else full_keys[rows]
-                return m.Append(
-                    int(session), keys[rows], run.slots, data_sums, valid, seen[rows], digests, full, durability
-                )
+                return m.Append(holder, keys[rows], run.slots, data_sums, tokens, seen[rows], ends, full, promise)
 
             done = await self.writes.send(self.shards.links[number], data[rows], fill, deadline, trace)
             answer.slot[rows], answer.generation[rows] = done.slot, done.generation
@@ -151,13 +167,15 @@ class Puts(ClientBase):
     ) -> tuple[int, Locations]:
         """How many tokens of the session's tails `keys` agree with the asker's own chain, and where they are."""
         keys = key_columns(keys)
+        holder, leased_ms = session_number(session), whole_number("lease_ms", lease_ms, most=MOST_MS)
+        ends = digest_rows("digests", digests)
         deadline = self._deadline(deadline_ms)
         home = self.shards.home(keys)
         found = Locations.nowhere(keys, home)
         agree: list[int] = []
 
         async def ask(number: int, rows: Ints | None) -> None:
-            mine = m.TailMatch(int(session), keys if rows is None else keys[rows], digests, lease_ms)
+            mine = m.TailMatch(holder, keys if rows is None else keys[rows], ends, leased_ms)
             matched: m.TailMatched = await self.shards.links[number].call(mine, deadline)
             agree.append(matched.agree)
             enter(found, number, rows, matched.located)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kvstore.arena import headers_of
+from kvstore.arguments import whole
 from kvstore.checks import Verdict
+from kvstore.clock import MAX_CLOCK
 from kvstore.deadline import Deadline
 from kvstore.errors import ChecksumMismatch, LeaseExpired
 from kvstore.header import Bytes
@@ -29,6 +32,17 @@ class Need:
     clock: int | Words = 0
     valid: int | Ints = 0
     enforce: bool = True
+
+    @classmethod
+    def of(cls, clock: Any, valid: Any, n: int, *, enforce: bool) -> Need:
+        """As a caller gives it, for `n` blocks. Raises `BadRequest`."""
+        clocks = whole("min_clock", clock, n, most=MAX_CLOCK)
+        counts = whole("min_valid", valid, n)
+        return cls(
+            clocks if isinstance(clocks, int) else clocks.astype(np.uint64),
+            counts if isinstance(counts, int) else counts.astype(np.int64),
+            enforce,
+        )
 
     @property
     def some(self) -> bool:

@@ -24,13 +24,14 @@ Slots = npt.NDArray[np.int64]
 
 
 class Staged:
-    """A run of the staging arena: fill `data` `[n, block_bytes]`, then put it."""
+    """A run of the staging arena: fill `data` `[n, block_bytes]`, then put it. `loose`: not put, nor given back."""
 
-    __slots__ = ("_arena", "slots")
+    __slots__ = ("_arena", "loose", "slots")
 
     def __init__(self, arena: Arena, slots: Slots) -> None:
         self._arena = arena
         self.slots = slots
+        self.loose = True
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -89,6 +90,14 @@ class Staging:
         self._room.release(run.slots)
         self._serve()
 
+    def claim(self, run: Staged) -> Staged:
+        """From now on the run is not its caller's any more. Raises `BadRequest` for one that was put or given back:
+        by now it may be another's."""
+        if run._arena is not self.arena or not run.loose:
+            raise BadRequest("this staged run is not to be had: it was put or given back, or is another client's")
+        run.loose = False
+        return run
+
     def quarantine(self, ticket: int, shard: int, run: Staged) -> None:
         """Nobody knows whether that shard still reads the run of put `ticket`."""
         self._quarantined[ticket] = (shard, run)
@@ -128,13 +137,3 @@ class Staging:
             return
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not waiter)
         self._serve()
-
-
-def as_blocks(data: npt.NDArray[np.generic], layout: Layout) -> Bytes:
-    """`[n, block_bytes]` of bytes for `[n, *block_shape]` of elements or bytes; raises `BadRequest` for other sizes."""
-    if data.ndim < 2:
-        raise BadRequest(f"blocks are [n, ...] arrays, not {data.ndim}-dimensional")
-    rows = np.ascontiguousarray(data).reshape(len(data), -1).view(np.uint8)
-    if rows.shape[1] != layout.block_bytes:
-        raise BadRequest(f"a block has {layout.block_bytes} bytes in this layout, not {rows.shape[1]}")
-    return rows

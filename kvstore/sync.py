@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kvstore import messages as m
 from kvstore.client import DEADLINE_MS, Client
+from kvstore.deadline import Deadline
 from kvstore.errors import ShardUnavailable, StoreError
 from kvstore.forks import require_process
 from kvstore.handle import SessionHandle
@@ -178,6 +179,8 @@ class SyncClient:
         deadline_ms: int | None = None,
     ) -> Blocks:
         """As `Client.get`. The first attempt is made on this thread: no hop to the loop and back where it suffices."""
+        if deadline_ms is not None:
+            Deadline(deadline_ms)  # or the caller hears of it only when it matters
         needs: dict[str, Any] = {"min_clock": min_clock, "min_valid": min_valid, "verify": verify}
         with span_of("kv.get", what):
             found = self._get_here(what, out, **needs)
@@ -207,12 +210,12 @@ class SyncClient:
         return self.run(self.client.put(keys, blocks, **options))
 
     def append(self, session: int | SyncSession, keys: Keys, blocks: npt.NDArray[Any], **options: Any) -> m.Published:
-        return self.run(self.client.append(int(session), keys, blocks, **options))
+        return self.run(self.client.append(session, keys, blocks, **options))
 
     def match_tail(
         self, session: int | SyncSession, keys: Keys, digests: npt.NDArray[np.uint8], **options: Any
     ) -> tuple[int, Locations]:
-        return self.run(self.client.match_tail(int(session), keys, digests, **options))
+        return self.run(self.client.match_tail(session, keys, digests, **options))
 
     def remove(self, keys: Keys, **options: Any) -> npt.NDArray[np.bool_]:
         return self.run(self.client.remove(keys, **options))

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -34,9 +34,9 @@ def traced_methods(names: Mapping[str, str]) -> Callable[[C], C]:
     return decorate
 
 
-def span_of(name: str, what: Sized) -> Span:
-    """The span of one operation on `what`, for plain code (``with``)."""
-    return _site.span(name, kind="client", blocks=len(what))
+def span_of(name: str, what: Any) -> Span:
+    """The span of one operation on `what` (with a length, if it is what it should be), for plain code (``with``)."""
+    return _site.span(name, kind="client", blocks=_blocks((what,), {}))
 
 
 @contextmanager
@@ -63,6 +63,6 @@ def _traced(method: Method, name: str) -> Method:
 def _blocks(args: tuple[Any, ...], options: Mapping[str, Any]) -> int:
     """The rows of the keys (or locations): the first argument that has a length."""
     for found in (*args[:2], options.get("keys"), options.get("what")):
-        if hasattr(found, "__len__"):
+        with suppress(TypeError):
             return len(found)
     return 0

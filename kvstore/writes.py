@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore import wire
 from kvstore.deadline import Deadline
-from kvstore.errors import DeadlineExceeded, ShardUnavailable, StoreError
+from kvstore.errors import DeadlineExceeded, EpochStale, ShardUnavailable, StoreError
 from kvstore.header import Bytes, Words, sums
 from kvstore.link import Link
 from kvstore.messages import Append, Published, Put
@@ -36,13 +36,20 @@ class Writes:
     async def send(self, link: Link, blocks: Bytes | Staged, fill: Fill, deadline: Deadline, trace: str) -> Published:
         """Stage `blocks` (unless they are), have `link`'s shard pull them, and its answer."""
         run = blocks if isinstance(blocks, Staged) else await self.staging.take(len(blocks), deadline)
-        if not isinstance(blocks, Staged):
-            run.data[:] = blocks
-        return await self._pulled(link, run, fill(run, sums(run.data)), deadline, trace)
+        self.staging.claim(run)
+        try:
+            if not isinstance(blocks, Staged):
+                run.data[:] = blocks
+            message = fill(run, sums(run.data))
+        except BaseException:
+            self.staging.give(run)  # nothing was sent
+            raise
+        return await self._pulled(link, run, message, deadline, trace, back=isinstance(blocks, Staged))
 
     async def _pulled(
-        self, link: Link, run: Staged, message: Put | Append, deadline: Deadline, trace: str
+        self, link: Link, run: Staged, message: Put | Append, deadline: Deadline, trace: str, *, back: bool
     ) -> Published:
+        """`back`: a run that another shard should pull goes back to the caller."""
         ticket = next(self._tickets)
         client = 0
         try:
@@ -52,11 +59,13 @@ class Writes:
             raise
         try:
             answer: Published = await link.call(message, deadline, ticket=ticket, trace=trace)
-        except (DeadlineExceeded, ShardUnavailable, asyncio.CancelledError):
-            self._unsure(link, run, ticket, client)
-            raise
-        except StoreError:
-            self.staging.give(run)  # refused: a final answer
+        except BaseException as error:
+            if back and isinstance(error, EpochStale):
+                run.loose = True
+            elif isinstance(error, StoreError) and not isinstance(error, DeadlineExceeded | ShardUnavailable):
+                self.staging.give(run)  # refused: a final answer
+            else:
+                self._unsure(link, run, ticket, client)
             raise
         self.staging.give(run)
         return answer
