@@ -72,6 +72,8 @@ class Session:
     held: set[int] = field(default_factory=set)
     tails: dict[bytes, Tail] = field(default_factory=dict)
     """By tail key (32 bytes)."""
+    looked_at_ms: int = 0
+    """When it is looked at next, whether it has ended; 0: that is being done."""
 
     def ends_ms(self) -> int:
         return self.used_ms + self.ttl_ms
@@ -160,13 +162,22 @@ class Sessions:
         self._ended.pop(handle, None)
         self._live[handle] = session
         self._class_ttl_ms[name] = ttl_ms
-        heapq.heappush(self._deadlines, (session.ends_ms(), handle))
+        self.look_again(session, session.ends_ms())
         return session
+
+    def look_again(self, session: Session, at_ms: int) -> None:
+        """`expired` tells of it then, if it is over by then."""
+        session.looked_at_ms = at_ms
+        heapq.heappush(self._deadlines, (at_ms, session.handle))
 
     def find(self, handle: int, now_ms: int) -> Session | None:
         """The session, if it lives: a TTL that has ended counts before the sweeper comes by."""
         session = self._live.get(handle)
         return session if session is not None and session.ends_ms() > now_ms else None
+
+    def lives(self, session: Session) -> bool:
+        """Whether it has not been ended yet, whatever its TTL."""
+        return self._live.get(session.handle) is session
 
     def require(self, handle: int, now_ms: int) -> Session:
         """As `find`, but raises `SessionUnknown`; marks the use."""
@@ -201,16 +212,17 @@ class Sessions:
         return Return(ended.session_class, False, now_ms - ended.used_ms)
 
     def expired(self, now_ms: int) -> list[Session]:
-        """Sessions whose TTL has ended and that still are to be ended (by `end`)."""
+        """Sessions whose TTL has ended and that still are to be ended (by `end`): each is told of once."""
         due = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
-            _, handle = heapq.heappop(self._deadlines)
+            at_ms, handle = heapq.heappop(self._deadlines)
             session = self._live.get(handle)
-            if session is None:
-                continue
+            if session is None or session.looked_at_ms != at_ms:
+                continue  # closed, or opened again under its number since
             if session.ends_ms() > now_ms:
-                heapq.heappush(self._deadlines, (session.ends_ms(), handle))
+                self.look_again(session, session.ends_ms())
             else:
+                session.looked_at_ms = 0
                 due.append(session)
         return due
 

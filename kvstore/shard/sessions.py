@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from kvstore.messages import CloseSession, OpenSession, SessionState
 from kvstore.session import Session
 from kvstore.shard.core import Core
 from kvstore.shard.lookups import came_back
+
+_AGAIN_MS = 5_000
+_log = logging.getLogger("kvstore.shard")
 
 
 def open_session(core: Core, request: OpenSession, now_ms: int) -> SessionState:
@@ -36,11 +41,17 @@ def close_session(core: Core, request: CloseSession, now_ms: int) -> SessionStat
 
 
 def end_expired(core: Core, now_ms: int) -> int:
-    """End the sessions whose TTL is over; how many."""
-    due = core.sessions.expired(now_ms)
-    for session in due:
-        core.end_session(session, expired=True, forget=True)
-    return len(due)
+    """End the sessions whose TTL is over; how many. One that cannot be ended does not keep the others."""
+    ended = 0
+    for session in core.sessions.expired(now_ms):
+        try:
+            core.end_session(session, expired=True, forget=True)
+            ended += 1
+        except Exception:
+            _log.exception("session %#018x could not be ended", session.handle)
+            if core.sessions.lives(session):
+                core.sessions.look_again(session, now_ms + _AGAIN_MS)
+    return ended
 
 
 def _new(core: Core, request: OpenSession, now_ms: int, handle: int) -> Session:

@@ -44,6 +44,22 @@ def test_a_session_lives_while_it_is_used() -> None:
         sessions.require(one.handle, 3_700)
 
 
+def test_a_number_that_is_closed_and_opened_again_ends_once() -> None:
+    sessions = Sessions(Holds(8))
+    for now in (0, 0, 400, 800):
+        again = sessions.open("chat", 1_000, now, handle=77)
+        if now < 800:
+            sessions.end(again, expired=False)
+    assert sessions.expired(1_799) == []
+    assert sessions.expired(1_800) == [again]
+    sessions.end(again, expired=True)
+    assert sessions.expired(10_000) == []
+    third = sessions.open("chat", 1_000, 10_000, handle=77)
+    sessions.require(77, 10_900)
+    assert sessions.expired(11_000) == []
+    assert sessions.expired(11_900) == [third]
+
+
 def test_handles_are_random_and_ttls_bounded() -> None:
     sessions = Sessions(Holds(8))
     handles = {sessions.open("chat", 1_000, 0).handle for _ in range(100)}

@@ -34,6 +34,7 @@ from kvstore.messages import (
     Touch,
 )
 from kvstore.pool import LEASE_GRACE_MS, State
+from kvstore.session import Session
 from kvstore.shard.leases import PINNED_MS
 from tests.kvstore.shard_rig import LAYOUT, TOKENS, Rig, chain_of, fill_of, keys_of
 
@@ -264,6 +265,32 @@ async def test_one_message_acts_on_few_leases_and_on_each_once(pin: int) -> None
         await rig.ask(Lease(np.array(leases, np.uint64), 5, pin))
     until = (await rig.ask(Lease(np.array(leases[1:], np.uint64), 5, pin))).until_ms
     assert (until > 0).all()
+
+
+async def test_sessions_end_one_by_one_whatever_happens_to_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    await rig.put(A)
+    numbers = [await rig.open(ttl_ms=1_000) for _ in range(8)]
+    await rig.ask(CloseSession(numbers[3]))
+    await rig.ask(OpenSession(numbers[3], ttl_ms=1_000, create=True))
+    for number in numbers:
+        await rig.ask(Lookup(keys_of(A), session=number))
+    end = rig.shard.core.sessions.end
+
+    def fail_once(session: Session, *, expired: bool) -> np.ndarray:
+        if session.handle == numbers[1]:
+            monkeypatch.undo()
+            raise RuntimeError("a fault of our own")
+        return end(session, expired=expired)
+
+    monkeypatch.setattr(rig.shard.core.sessions, "end", fail_once)
+    rig.now_ms += 1_000
+    rig.shard.sweep(rig.now_ms)
+    assert [session.handle for session in rig.shard.core.sessions] == [numbers[1]]
+    rig.now_ms += 5_000
+    rig.shard.sweep(rig.now_ms)
+    assert not len(rig.shard.core.sessions)
+    assert ((await rig.lookup(A)).slot < 0).all()
 
 
 async def test_one_run_or_nothing() -> None:
