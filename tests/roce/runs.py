@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.roce.guests import ADDRESS, GuestError, Guests, Job
 
-START_S = 240.0
+START_S = 600.0
 """For a shard or client to start: two seconds on a real processor, a quarter of a minute under emulation, more on a
 machine that is busy with something else."""
 SNAP_S = 2
