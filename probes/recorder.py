@@ -7,6 +7,7 @@ lost). OpenMetrics wants the samples of a family together, so on closing, or by 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -21,14 +22,19 @@ from probes.exposition import ExpositionError
 from probes.labels import Labels
 from probes.openmetrics import FamilyNames, series_text, type_line
 from probes.regular import kind, open_regular
-from probes.reorder import reorder
+from probes.reorder import Mended, reorder
 from probes.series import Frame, SeriesStore
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 HEADER = b"# kvscope recording: scrape after scrape, not yet in OpenMetrics order (kvtop record --repair FILE)\n"
 
 
 class RecordingError(Exception):
     """A recording that cannot be written or mended: one line that says what, where and what to do."""
+
+
+class UnwritableError(RecordingError):
+    """What was collected cannot be kept: a full disk, or a file that was taken away."""
 
 
 class Recorder:
@@ -68,6 +74,7 @@ class Recorder:
             return
         held, self._file = self._file, None
         try:
+            self._refuse_lost(held)
             _mend(self.path)
         finally:
             os.close(held)
@@ -76,7 +83,18 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(RecordingError):  # what went wrong first is what is to be told
+            self.close()
+
+    def _refuse_lost(self, held: int) -> None:
+        """The path must still lead to the file that was written."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(held), self.path.stat()):
+                return
+        raise UnwritableError(f"{self.path}: was deleted or replaced while it was being recorded: its samples are lost")
 
     def _column(self, frame: Frame, column: int) -> Iterator[bytes]:
         labels, rows = _rows(frame)
@@ -107,11 +125,12 @@ class Recorder:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:
-            raise RecordingError(f"{self.path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+            words = (error.strerror or str(error)).lower()
+            raise UnwritableError(f"{self.path}: cannot be written: {words}; what came before is there") from None
 
 
-def repair(path: Path) -> int:
-    """Put a recording in OpenMetrics order and end it, so that promtool takes it; the answer counts its samples.
+def repair(path: Path) -> Mended:
+    """Put a recording in OpenMetrics order and end it, so that promtool takes it.
 
     A last line that was cut is left out. The file is replaced only when the new one is whole. Raises
     ``RecordingError``, also for a file that is no recording or that a recorder is still writing; the file is then as
@@ -139,7 +158,9 @@ def _make(path: Path, overwrite: bool) -> int:
     if path.suffix == ".gz":
         raise RecordingError(f"{path}: a recording is written uncompressed: name it {path.stem}")
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL))
+        made = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL), 0o666
+        )
     except FileExistsError:
         refuse_taken(path)
         raise
@@ -166,13 +187,14 @@ def _lock(file: int, path: Path) -> None:
         return
 
 
-def _mend(path: Path) -> int:
+def _mend(path: Path) -> Mended:
     try:
         return reorder(path)
     except ExpositionError as error:
         raise RecordingError(f"{path}: cannot be mended: {error}") from None
     except OSError as error:
-        raise RecordingError(f"{path}: cannot be mended: {(error.strerror or str(error)).lower()}") from None
+        kind = UnwritableError if error.errno in _FULL else RecordingError
+        raise kind(f"{path}: cannot be mended: {(error.strerror or str(error)).lower()}") from None
 
 
 def value_text(value: float) -> bytes:

@@ -22,6 +22,10 @@ from probes.series import Metadata as Declared
 
 _BUFFERED = 8 << 20
 _EOF = b"# EOF\n"
+_OVERLAP = (
+    "two recordings one behind the other that overlap in time, or stand in the wrong order: "
+    "take them apart (at the first # EOF) and name both to kvtop"
+)
 
 
 @dataclass(slots=True)
@@ -32,28 +36,38 @@ class _Place:
     key: bytes
     size: int = 0
     at: int = 0
+    newest: float | None = None
     waiting: list[bytes] = field(default_factory=list)
 
 
-def reorder(path: Path) -> int:
-    """Rewrite ``path`` with the samples of each family, and in it of each series, together; counts the samples.
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What a mended file holds: its samples, and how many recordings stood one behind the other before."""
+
+    samples: int
+    parts: int
+
+
+def reorder(path: Path) -> Mended:
+    """Rewrite ``path`` with the samples of each family, and in it of each series, together.
 
     The result is written beside the file and then takes its place. A cut last line is left out. A file that is closed
-    and in order stays byte for byte. Raises ``OSError``, and ``ExpositionError`` for a line that is wrong.
+    and in order stays byte for byte. Several recordings one behind the other become one. Raises ``OSError``, and
+    ``ExpositionError`` for a line that is wrong, or where such recordings overlap in time.
     """
     places: dict[bytes, _Place] = {}
     metadata = Metadata()
     _refuse_packed(path)
     try:
-        samples, in_order = _measure(path, places, metadata)
+        mended, in_order = _measure(path, places, metadata)
     except ExpositionError:
         with open_regular(path) as file:
             refuse_foreign(file.read(4096), "file")
         raise
     if in_order and _families_together(places, metadata):
-        return samples
+        return mended
     made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    out = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path.stat().st_mode & 0o777)
+    out = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path.stat().st_mode & 0o666)
     try:
         _write(path, out, places, metadata)
         os.fsync(out)
@@ -66,7 +80,7 @@ def reorder(path: Path) -> int:
         raise
     finally:
         os.close(out)
-    return samples
+    return mended
 
 
 def _refuse_packed(path: Path) -> None:
@@ -75,26 +89,32 @@ def _refuse_packed(path: Path) -> None:
             raise ExpositionError("the file is compressed; unpack it first (gunzip), then mend what comes out")
 
 
-def _measure(path: Path, places: dict[bytes, _Place], metadata: Metadata) -> tuple[int, bool]:
-    """Fill ``places`` with the bytes of each series; also the number of samples, and whether the file is closed and
+def _measure(path: Path, places: dict[bytes, _Place], metadata: Metadata) -> tuple[Mended, bool]:
+    """Fill ``places`` with the bytes of each series; also what there is, and whether the file is closed and
     has each series in one piece, with nothing in it that OpenMetrics does not know."""
-    samples = 0
+    samples, parts = 0, 1
     current: _Place | None = None
     in_order = _is_closed(path)
+    ended = False
     for number, line in _lines(path):
+        if ended and line and not line.isspace():
+            ended, in_order, parts = False, False, parts + 1
         if line[:1] == b"#":
-            parse_comment(decode(line, number), metadata, number)
-            in_order = in_order and line[:7] in (b"# TYPE ", b"# HELP ", b"# UNIT ")
+            ended = parse_comment(decode(line, number), metadata, number) or ended
+            in_order = in_order and (ended or line[:7] in (b"# TYPE ", b"# HELP ", b"# UNIT "))
         elif line and not line.isspace():
-            _check(line, number, places)
+            time = _check(line, number, places)
             place = _place(line, number, places)
+            if parts > 1 and place.newest is not None and time <= place.newest:
+                raise ExpositionError(_OVERLAP, number)
+            place.newest = time
             in_order = in_order and (place is current or not place.size)
             current = place
             place.size += len(line) + 1
             samples += 1
-        else:
+        elif not ended:
             in_order = False
-    return samples, in_order
+    return Mended(samples, parts), in_order
 
 
 def _is_closed(path: Path) -> bool:
@@ -158,12 +178,12 @@ def _flush(out: int, places: dict[bytes, _Place]) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines with their numbers, up to ``# EOF``; what stands behind the last line feed is left out."""
+    """Whole lines with their numbers; what stands behind the last line feed is left out."""
     with open_regular(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n") or line == _EOF:
+            if not line.endswith(b"\n"):
                 return
-            if number == 1:
+            if line.startswith(BOM):
                 line = line.removeprefix(BOM)
             yield number, line.rstrip(b"\r\n")
 
@@ -182,18 +202,16 @@ def _place(line: bytes, number: int, places: dict[bytes, _Place]) -> _Place:
     return found
 
 
-def _check(line: bytes, number: int, places: dict[bytes, _Place]) -> None:
-    """A sample must have a time; the common form of a known series is checked cheaply."""
+def _check(line: bytes, number: int, places: dict[bytes, _Place]) -> float:
+    """The time of a sample, which it must have; the common form of a known series is checked cheaply."""
     parts = line.rsplit(b" ", 2)
     if len(parts) == 3 and parts[0] in places:
         try:
             float(parts[1])
-            parse_time(parts[2].decode(), number)
+            return parse_time(parts[2].decode(), number)
         except ValueError:
             pass
-        else:
-            return
     time = parse_sample(decode(line, number), number).time
     if time is None:
         raise ExpositionError("a sample without a timestamp: this is a page, not a recording", number)
-    parse_time(time, number)
+    return parse_time(time, number)

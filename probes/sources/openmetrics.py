@@ -26,7 +26,8 @@ _FIRST_MS = 1e11  # a timestamp beyond this is in milliseconds: in seconds it wo
 class Samples:
     """A file's samples in file order: sample i belongs to ``labels[series[i]]``; times in ms.
 
-    ``closed`` says that the file ends with ``# EOF``; ``cut`` that its last line was incomplete (and left out);
+    ``closed`` says that the file ends with ``# EOF``; ``parts`` counts the recordings in it, one behind the other, each
+    but the last ended by ``# EOF``; ``cut`` that its last line was incomplete (and left out);
     ``dropped`` counts the oldest samples left out to stay within the cap; ``damage`` says what is wrong with compressed
     data, of which the part before is here.
     """
@@ -41,6 +42,7 @@ class Samples:
     dropped: int
     bytes: int
     damage: str = ""
+    parts: int = 1
 
 
 def read_samples(path: Path, *, cap: int = 20_000_000) -> Samples:
@@ -77,12 +79,11 @@ class _Reader:
         self.start = b""
         self.dropped = self.bytes = 0
         self.closed = self.cut = False
+        self.parts = 1
 
     def read(self, file: IO[bytes] | Gunzip) -> None:
         for lines in self._lines(file):
             self._take(lines)
-            if self.closed:
-                return
 
     def _lines(self, file: IO[bytes] | Gunzip) -> Iterator[list[bytes]]:
         """Whole lines, a chunk at a time; what is left behind the last line feed is the cut line."""
@@ -100,6 +101,8 @@ class _Reader:
             if len(rest) > _LONGEST_LINE:
                 raise ExpositionError(f"a line of more than {_LONGEST_LINE} bytes", self._number + len(lines) + 1)
             yield lines
+        if rest.strip():
+            self._goes_on()
         if rest.rstrip() == b"# EOF":
             self.closed = True
         elif rest.strip():
@@ -119,6 +122,8 @@ class _Reader:
 
     def _read_lines(self, lines: list[bytes], ids: list[int], values: list[float], times: list[float]) -> None:
         known = self._known
+        if self.closed and any(line.strip() for line in lines):
+            self._goes_on()
         for number, line in enumerate(lines, self._number + 1):
             parts = line.rsplit(b" ", 2)
             at = known.get(parts[0])
@@ -132,15 +137,24 @@ class _Reader:
                     values.append(value)
                     times.append(time)
                     continue
+            if line[:3] == BOM:
+                line = line[3:]
+                parts = line.rsplit(b" ", 2)
             if line[:1] == b"#":
                 if parse_comment(decode(line, number), self._metadata, number):
                     self.closed = True
-                    break
+                    if any(more.strip() for more in lines[number - self._number :]):
+                        self._goes_on()
             elif line and not line.isspace():
                 at, value, time = self._whole(line, parts, number)
                 ids.append(at)
                 values.append(value)
                 times.append(time)
+
+    def _goes_on(self) -> None:
+        """Something follows what ended: another recording, as ``cat`` puts it there."""
+        self.parts += self.closed
+        self.closed = False
 
     def _whole(self, line: bytes, parts: list[bytes], number: int) -> tuple[int, float, float]:
         sample = parse_sample(decode(line, number), number)
@@ -203,6 +217,5 @@ class _Reader:
             scale = 1.0 if times[0] > _FIRST_MS else 1000.0
             stamps = np.rint(times * scale).astype(np.int64)
         families = self._metadata.families
-        return Samples(
-            list(self._ids), ids, stamps, values, families, self.closed, self.cut, self.dropped, self.bytes, damage
-        )
+        held = list(self._ids), ids, stamps, values, families
+        return Samples(*held, self.closed, self.cut, self.dropped, self.bytes, damage, self.parts)

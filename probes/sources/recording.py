@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from probes.exposition import ExpositionError, Family
 from probes.labels import Labels
 from probes.series import Frame, SeriesStore
@@ -30,6 +32,8 @@ class Recording:
     samples: int
     bytes: int
     remark: str
+    incomplete: bool = False
+    """Whole families may be missing: the file is ordered by family, as a closed recording is, and ends too early."""
 
     @property
     def start_ms(self) -> int:
@@ -54,7 +58,14 @@ def load(path: Path, *, cap: int = LOAD_CAP, info: InfoLabels | None = None) -> 
     blocks = tuple(found)
     dropped = samples.dropped + sum(block.dropped for block in blocks)
     count = len(samples.series) - sum(block.dropped for block in blocks)
-    return Recording(path, blocks, samples.families, count, samples.bytes, _remark(samples, dropped))
+    return Recording(
+        path, blocks, samples.families, count, samples.bytes, _remark(samples, dropped), _incomplete(samples)
+    )
+
+
+def _incomplete(samples: Samples) -> bool:
+    by_family = bool((np.diff(samples.times) < 0).any())
+    return by_family and (bool(samples.damage) or not samples.closed)
 
 
 def _remark(samples: Samples, dropped: int) -> str:
@@ -62,6 +73,8 @@ def _remark(samples: Samples, dropped: int) -> str:
     if not samples.closed:
         tail = ", its last line was cut off and left out" if samples.cut else ""
         said.append(f"unclosed recording: no # EOF{tail}")
+    if samples.parts > 1:
+        said.append(f"{samples.parts} recordings one behind the other, read as one")
     if dropped:
         said.append(f"too long to hold: the oldest {dropped} samples were left out")
     return "; ".join(said)
@@ -124,6 +137,7 @@ class RecordingSource:
         return replace(
             status,
             error=found.remark or None,
+            incomplete=found.incomplete,
             time_ms=found.end_ms,
             last_ok_ms=found.end_ms,
             duration_s=time.monotonic() - start,

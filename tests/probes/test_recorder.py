@@ -15,7 +15,7 @@ import pytest
 from probes.attach import Attachment, attach
 from probes.labels import Labels
 from probes.openmetrics import FamilyNames, WrittenFamily, series_text
-from probes.recorder import Recorder, RecordingError, repair, stamp_text, value_text
+from probes.recorder import Recorder, RecordingError, UnwritableError, repair, stamp_text, value_text
 from probes.series import Metadata
 from tests.endpoints import Endpoint
 
@@ -78,7 +78,7 @@ async def test_recording_reads_back_bit_for_bit_open_closed_and_mended_again(tmp
     assert closed.statuses[0].error is None
     assert contents(closed) == contents(live)
     before = path.read_bytes()
-    assert repair(path) == recorder.samples
+    assert repair(path).samples == recorder.samples
     assert path.read_bytes() == before, "nothing left to mend"
     assert list(tmp_path.iterdir()) == [path], "no temporary file stays"
 
@@ -106,7 +106,7 @@ async def test_promtool_takes_a_closed_and_a_mended_recording(tmp_path: Path) ->
     shutil.copy(path, cut)
     os.truncate(cut, cut.stat().st_size - 5)
     recorder.close()
-    assert repair(cut) == recorder.samples - 1
+    assert repair(cut).samples == recorder.samples - 1
     for one, samples in ((path, recorder.samples), (cut, recorder.samples - 1)):
         out = subprocess.run(
             ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(one), str(tmp_path / f"{one.stem}-db")],
@@ -155,8 +155,56 @@ def test_kill_9_loses_at_most_the_cycle_under_way(tmp_path: Path) -> None:
     assert "unclosed" in (found.statuses[0].error or "")
     assert found.statuses[0].samples >= samples
     kept = found.statuses[0].samples
-    assert repair(path) == kept
+    assert repair(path).samples == kept
     assert attach([str(path)]).statuses[0].error is None
+
+
+def test_recordings_one_behind_the_other_are_one_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "both.om"
+    first = "# TYPE a gauge\na 1 1\na 2 2\n# EOF\n"
+    path.write_text(first + "\ufeff# TYPE a gauge\na 3 3\n# TYPE b gauge\nb 4 3\n# EOF\n\n" + "a 5 5\n# EOF")
+    found = attach([str(path)])
+    assert (found.statuses[0].samples, found.statuses[0].error) == (5, "3 recordings one behind the other, read as one")
+    mended = repair(path)
+    assert (mended.samples, mended.parts) == (5, 3)
+    assert path.read_text().splitlines() == (
+        ["# TYPE a gauge", "a 1 1", "a 2 2", "a 3 3", "a 5 5", "# TYPE b gauge", "b 4 3", "# EOF"]
+    )
+    assert contents(attach([str(path)])) == contents(found)
+    path.write_text(body := first + "a 1 2\n# EOF\n")
+    with pytest.raises(RecordingError, match=r"line 5: two recordings .* overlap in time"):
+        repair(path)
+    assert path.read_text() == body, "left as it was"
+
+
+def test_a_recording_is_no_program(tmp_path: Path) -> None:
+    path = tmp_path / "x.om"
+    store = attach([_recording(tmp_path)]).store
+    before = os.umask(0o022)
+    try:
+        with Recorder(path, store):
+            assert path.stat().st_mode & 0o777 == 0o644
+        assert path.stat().st_mode & 0o777 == 0o644
+        path.write_text("a 2 2\na 1 1\nb 1 1\na 3 3\n")
+        path.chmod(0o755)
+        repair(path)
+        assert path.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_a_file_that_is_taken_away_while_recording_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.om"
+    store = attach([_recording(tmp_path)]).store
+    for replaced in (False, True):
+        recorder = Recorder(path, store)
+        recorder.record()
+        path.unlink()
+        if replaced:
+            path.write_text("b 1 1\na 1 1\nb 2 2\n")
+        with pytest.raises(UnwritableError, match="deleted or replaced while it was being recorded"):
+            recorder.close()
+    assert path.read_text() == "b 1 1\na 1 1\nb 2 2\n", "somebody else's file is left alone"
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
@@ -196,7 +244,7 @@ def test_mending_needs_memory_for_the_series_and_not_for_the_samples(tmp_path: P
     import tracemalloc
 
     tracemalloc.start()
-    assert repair(path) == 120_000
+    assert repair(path).samples == 120_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     short = tmp_path / "short.om"
@@ -256,7 +304,7 @@ def test_a_file_is_not_mended_while_it_is_recorded(tmp_path: Path) -> None:
             with pytest.raises(RecordingError, match="is still being recorded"):
                 Recorder(path, store, overwrite=overwrite)
         assert path.read_bytes() == before
-    assert repair(path) == 1
+    assert repair(path).samples == 1
 
 
 CLOSED = """\

@@ -74,6 +74,19 @@ def test_a_recording_is_not_written_to_a_pipe(
     assert "name a file" in err
 
 
+def test_a_recording_that_the_disk_does_not_take_is_exit_74(tmp_path: Path) -> None:
+    file = tmp_path / "x.om"
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); from tui.cli import main"
+    with Endpoint(page=b"".join(b"a_%d 1\n" % n for n in range(200))) as endpoint:
+        words = ["record", endpoint.target, "-o", str(file), "--interval", "50ms", "--for", "20s"]
+        done = subprocess.run(
+            [sys.executable, "-c", f"{limited}; sys.exit(main({words!r}))"], cwd=ROOT, capture_output=True, text=True
+        )
+    assert (done.returncode, done.stdout) == (74, "")
+    assert done.stderr == f"kvtop: {file}: cannot be written: file too large; what came before is there\n"
+    assert file.stat().st_size > 0
+
+
 def test_the_demo_says_what_it_is(capsys: Captured) -> None:
     assert "A store under a real trace, or a recorded incident" in run(capsys, "help")[1]
 

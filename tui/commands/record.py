@@ -8,12 +8,12 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from playbooks.printable import name_text
-from tui.commands import EXIT_NOTHING, EXIT_OK, CommandError
+from playbooks.printable import name_text, printable
+from tui.commands import EXIT_NOTHING, EXIT_OK, EXIT_OUTPUT, CommandError
 from tui.commands.errors import plain_errors
 from tui.commands.output import show
 from tui.commands.session import add_target_arguments, attached, fault, gave
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "kvtop reads a recording at any time, also after kill -9; once closed or repaired, promtool does, too:\n"
         "  promtool tsdb create-blocks-from openmetrics FILE DIR\n"
-        "exit codes: 0 recorded (Ctrl-C is a proper end), 2 usage, 4 nothing could be collected"
+        "exit codes: 0 recorded (Ctrl-C is a proper end), 2 usage, 4 nothing could be collected, 74 not written"
     )
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError("where to? kvtop record TARGET… -o FILE")
     if str(args.output) == "-":
         raise CommandError("a recording is put in order when it ends, which no pipe allows: name a file, as in -o a.om")
-    with plain_errors():
+    with plain_errors(), _kept():
         from probes.recorder import Recorder, refuse_taken
 
         if not args.force:
@@ -67,16 +67,28 @@ def run(args: argparse.Namespace) -> int:
         return _told(recorder, attachment.statuses)
 
 
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """A recording that cannot be written is no wrong usage."""
+    from probes.recorder import UnwritableError
+
+    try:
+        yield
+    except UnwritableError as error:
+        raise CommandError(printable(str(error)), EXIT_OUTPUT) from None
+
+
 def _repair(args: argparse.Namespace) -> int:
     from probes.recorder import repair
 
     if args.targets or args.output is not None:
         raise CommandError("--repair mends its FILE in place: give no target and no -o")
-    with plain_errors():
+    with plain_errors(), _kept():
         if args.repair.is_file() and not args.repair.stat().st_size:
             raise CommandError(f"{args.repair}: is empty, there is nothing to mend")
-        count = repair(args.repair)
-    show(f"{name_text(str(args.repair))}: {count:,} samples, closed")
+        mended = repair(args.repair)
+    joined = f"; {mended.parts} recordings one behind the other are one now" if mended.parts > 1 else ""
+    show(f"{name_text(str(args.repair))}: {mended.samples:,} samples, closed{joined}")
     return EXIT_OK
 
 
