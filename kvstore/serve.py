@@ -82,7 +82,12 @@ def _open_log(settings: Settings, meters: Meters) -> Log | None:
     pool = settings.blocks * layout.block_bytes
     # Sixteen segments of a quarter of the pool: four times its size, so that rewriting stays rare.
     segment = min(64 * MIB, max(MIB, 16 * layout.block_bytes, -(-pool // 4)))
-    config = LogConfig(shape_of(layout), durability_of(settings.durability), segment_bytes=-(-segment // MIB) * MIB)
+    config = LogConfig(
+        shape_of(layout),
+        durability_of(settings.durability),
+        segment_bytes=-(-segment // MIB) * MIB,
+        layout=layout.as_json(),
+    )
     return Log(settings.log_dir, config, stats=meters)
 
 

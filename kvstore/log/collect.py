@@ -7,6 +7,7 @@ flusher's thread; the checkpoint's file is written by the helper thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 
@@ -18,6 +19,7 @@ from kvstore.log.segment import DATA_START, Segment
 from kvstore.log.shelf import write_failure
 from kvstore.log.writer import Writer
 
+_log = logging.getLogger("kvscope.store.log")
 SLICE_BYTES = 1 << 20
 CHEAP_LIVE_RATIO = 0.1
 """A checkpoint that is due anyway frees segments with no more than this alive too, so that it pays for several."""
@@ -37,6 +39,8 @@ class Collector:
         self.truncations = 0
         """Times that segments were freed."""
         self.checkpoints = 0
+        self.damaged_blocks = 0
+        """Blocks that were to be moved and no longer had their checksum."""
         self.on_hold = False
         """While recovery's entries are being read, segments stay as they are."""
         self._helper = helper
@@ -144,6 +148,12 @@ class Collector:
             row = self.table.rows[head]
             payload = read_block(self.table.rows, head, segments, self.config.shape)
             if payload is None:
+                self.damaged_blocks += 1
+                _log.warning(
+                    "a block in %s no longer has its checksum: this shard still has it in memory, its next start will "
+                    "not (is the disk failing?)",
+                    segments[epoch].path,
+                )
                 self.table.drop(row["key"].tobytes())
                 continue
             yield puts(
@@ -153,7 +163,6 @@ class Collector:
                 valid=row["valid"],
                 chain=row["chain"].tobytes(),
                 session=row["session"],
-                generation=row["generation"],
                 kind=Kind.REWRITE,
             )
 
@@ -163,7 +172,7 @@ class Collector:
         self._freed_by_saving = self._dead()
         taken = Checkpoint(self.writer.position, self.table.snapshot(), self.table.last_clock)
         self.writer.rotations = 0
-        self._saving = self._helper.submit(save, self.shelf.directory, self.config.shape, taken)
+        self._saving = self._helper.submit(save, self.shelf.directory, self.config, taken)
         self._saving.add_done_callback(lambda _: self._wake())
 
     def _finish(self) -> None:

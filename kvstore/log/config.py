@@ -46,6 +46,11 @@ class LogConfig:
     checkpoint_segments: int = 8
     """A checkpoint at least every so many segments bounds what recovery replays."""
 
+    layout: str = ""
+    """Whose blocks these are, as JSON: a log kept for another layout is refused. Empty: nobody says."""
+    drop_damaged: bool = False
+    """Go on without blocks whose bytes were damaged on disk, and say how many, instead of refusing to open."""
+
     def __post_init__(self) -> None:
         if self.segment_bytes < DATA_START + RECORD_BYTES + self.shape.block_bytes:
             raise BadRequest(

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from kvstore.errors import LogFailed, LogLocked
+from kvstore.log.files import open_regular
 
 LOCK_NAME = "lock"
 
@@ -31,7 +32,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         """Raises `LogLocked` when another process (or this one) holds it, OSError when the file cannot be made."""
         path = directory / LOCK_NAME
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from kvstore.errors import BadRequest, LogFailed
+from kvstore.errors import BadRequest, LogCorrupt, LogFailed
 from kvstore.log.checkpoint import Checkpoint, load, save
 from kvstore.log.collect import Collector
 from kvstore.log.config import LogConfig
 from kvstore.log.group import Flusher
 from kvstore.log.lock import DirectoryLock, open_failure
+from kvstore.log.newest import Newest
 from kvstore.log.record import Batch, Kind, drops
-from kvstore.log.recovery import Entries, LiveEntry, Replay, replay
+from kvstore.log.recovery import GO_ON, Entries, LiveEntry, Replay, replay
 from kvstore.log.shelf import Shelf, open_segments
 from kvstore.log.stats import LogStats, WalMeters
 from kvstore.log.ticket import Ticket
 from kvstore.log.timer import NativeTimer
 from kvstore.log.writer import Writer
+
+_log = logging.getLogger("kvscope.store.log")
 
 
 class Log:
@@ -63,9 +67,12 @@ class Log:
     """Blocks that recovery left out since their payload had changed on disk."""
 
     def _open(self, on_failure: Callable[[LogFailed], None] | None) -> None:
+        checkpoint = load(self.directory, self.config)
+        self._newest = Newest(self.directory, fresh=checkpoint is None)
         segments = open_segments(self.directory)
-        checkpoint = load(self.directory, self.config.shape)
-        replayed = replay(self.directory, checkpoint, segments)
+        replayed = replay(self.directory, self.config, checkpoint, segments, self._newest.epoch)
+        if replayed.lost_records:
+            _log.warning("the log in %s is damaged: %d records are dropped", self.directory, replayed.lost_records)
         self.last_clock = replayed.table.last_clock
         """The highest Lamport clock that the log holds: merge it before handing out a new one."""
         self._timer = NativeTimer()
@@ -75,13 +82,15 @@ class Log:
         live = {epoch for epoch, size in replayed.table.live_bytes.items() if size}
         newest = by_epoch.get(replayed.position.epoch)
         if newest is not None:
+            if replayed.lost_records:
+                newest.erase(replayed.position.offset)
             newest.sync()  # what was only in the page cache counts from now on
-        if checkpoint is None or replayed.records:
+        if checkpoint is None or replayed.position != checkpoint.position:
             taken = Checkpoint(replayed.position, replayed.table.snapshot(), replayed.table.last_clock)
-            self.stats.wal_written_bytes += save(self.directory, self.config.shape, taken)
+            self.stats.wal_written_bytes += save(self.directory, self.config, taken)
         self._recovered: Entries | None = Entries(replayed.table.snapshot(), by_epoch, self.config.shape)
         shelf.adopt(segments, live, replayed.position.epoch)
-        self._writer = Writer(shelf, replayed.table, replayed.position, self.stats)
+        self._writer = Writer(shelf, replayed.table, replayed.position, self.stats, self._newest)
         self._collector = Collector(self._writer, self._helper, self._timer.wake)
         self._flusher = Flusher(self._writer, self._collector, self._timer, on_failure)
         self._replayed: Replay = replayed
@@ -89,7 +98,8 @@ class Log:
     def recovered(self) -> Iterator[LiveEntry]:
         """The blocks that the log held when it was opened, oldest write first; once, and before the first append.
 
-        A block whose payload is damaged is left out and counted in `damaged_blocks`.
+        Raises `LogCorrupt` at the end when a block's payload is damaged; with `drop_damaged` it is left out, said and
+        counted in `damaged_blocks`.
         """
         entries, self._recovered = self._recovered, None
         if entries is None:
@@ -101,7 +111,14 @@ class Log:
             self._collector.on_hold = False
         self.damaged_blocks = len(entries.damaged)
         if entries.damaged:
-            keys = np.frombuffer(b"".join(entries.damaged), np.uint64).reshape(-1, 4)
+            lost = (
+                f"{len(entries.damaged)} of {len(entries)} blocks in the log in {self.directory} no longer have their "
+                f"checksum (the first is in {entries.damaged[0][1]})"
+            )
+            if not self.config.drop_damaged:
+                raise LogCorrupt(f"{lost}: {GO_ON}")
+            _log.warning("%s: they are dropped", lost)
+            keys = np.frombuffer(b"".join(key for key, _ in entries.damaged), np.uint64).reshape(-1, 4)
             self.append(drops(keys, Kind.EVICT, clock=self.last_clock))
 
     def append(self, batch: Batch, loop: asyncio.AbstractEventLoop | None = None, traceparent: str = "") -> Ticket:
@@ -165,6 +182,11 @@ class Log:
         return self._replayed.records
 
     @property
+    def lost_records(self) -> int:
+        """Whole records behind damage, left out when the log was opened (with `drop_damaged`)."""
+        return self._replayed.lost_records
+
+    @property
     def torn_bytes(self) -> int:
         """Whole records of a batch that was not complete when the log was opened."""
         return self._replayed.torn_bytes
@@ -194,6 +216,7 @@ class Log:
         self._flusher.close()
         self._helper.shutdown()
         self._writer.shelf.close()
+        self._newest.close()
         self._timer.close()
         self._lock.close()
 

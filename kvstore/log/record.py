@@ -3,7 +3,8 @@
 A record is a 128-byte header, then the payload, padded to a multiple of 8. The header carries xxh3-64 of the payload,
 and its own checksum (seeded by the segment's epoch) covers everything before it, the payload's sum and the *previous
 record's checksum* among them. So a record parses only in the segment that it was written for, behind the very record
-that it followed: leftovers of a recycled segment, or of a group that failed, never do.
+that it followed: leftovers of a recycled segment, or of a group that failed, never do. `durable` says how much of the
+segment had been flushed before the record was written: what is missing before that point was lost, not torn.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ RECORD = np.dtype(
         ("length", "<u4"),
         ("kind", "u1"),
         ("flags", "u1"),
-        ("unused", "<u2"),
+        ("summed", "<u2"),
         ("clock", "<u8"),
         ("key", "<u8", (4,)),
         ("valid", "<u4"),
         ("first", "<u4"),
         ("chain", "V24"),
         ("session", "<u8"),
-        ("generation", "<u8"),
+        ("block_sum", "<u8"),
         ("payload_sum", "<u8"),
         ("payload_bytes", "<u4"),
-        ("more", "<u4"),
+        ("durable", "<u4"),
         ("previous", "<u8"),
         ("checksum", "<u8"),
     ]
@@ -84,6 +85,10 @@ class BlockShape:
     def append_bytes(self, first: int, valid: int) -> int:
         """Payload bytes of an append of tokens `[first, valid)`."""
         return self.planes * (valid - first) * self.token_bytes
+
+    def sum_of(self, block: Buffer, valid: int) -> int:
+        """xxh3-64 of the first `valid` tokens of a whole block, packed: what lies behind them means nothing."""
+        return xxhash.xxh3_64_intdigest(self.gather(block, 0, valid).data)
 
     def gather(self, block: Buffer, first: int, valid: int) -> npt.NDArray[np.uint8]:
         """Tokens `[first, valid)` of a whole block, packed as an append's payload."""
@@ -137,7 +142,6 @@ def puts(
     valid: npt.ArrayLike,
     chain: npt.ArrayLike | bytes = bytes(24),
     session: npt.ArrayLike = 0,
-    generation: npt.ArrayLike = 0,
     sums: npt.ArrayLike | None = None,
     kind: Kind = Kind.PUT,
 ) -> Batch:
@@ -147,7 +151,6 @@ def puts(
     headers["valid"] = valid
     headers["chain"] = _chains(chain)
     headers["session"] = session
-    headers["generation"] = generation
     return _with_payloads(headers, payloads, sums)
 
 
@@ -159,16 +162,17 @@ def appends(
     first: npt.ArrayLike,
     valid: npt.ArrayLike,
     chain: npt.ArrayLike | bytes = bytes(24),
+    block_sums: npt.ArrayLike,
     session: npt.ArrayLike = 0,
-    generation: npt.ArrayLike = 0,
 ) -> Batch:
-    """New tokens `[first, valid)` of tails; payloads packed by `BlockShape.gather`."""
+    """New tokens `[first, valid)` of tails; payloads packed by `BlockShape.gather`, `block_sums` by `BlockShape.sum_of`
+    the block as it is now: recovery puts it together from several records, and compares."""
     headers = _headers(keys, Kind.APPEND, clock)
     headers["first"] = first
     headers["valid"] = valid
     headers["chain"] = _chains(chain)
     headers["session"] = session
-    headers["generation"] = generation
+    headers["block_sum"] = block_sums
     return _with_payloads(headers, payloads, None)
 
 
@@ -206,7 +210,7 @@ def _with_payloads(headers: Records, payloads: Sequence[Buffer], sums: npt.Array
     headers["length"] = RECORD_BYTES + (sizes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
     if sums is not None:
         headers["payload_sum"] = sums
-        headers["more"] = 1
+        headers["summed"] = 1
     return Batch(headers, views)
 
 
@@ -218,16 +222,18 @@ def flat(buffer: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def seal(headers: Records, payloads: Sequence[memoryview | None], epoch: int, previous: int) -> int:
-    """Fill in the sums of `headers` for the segment of `epoch`, behind a record whose checksum was `previous`.
+def seal(headers: Records, payloads: Sequence[memoryview | None], epoch: int, previous: int, durable: int) -> int:
+    """Fill in the sums of `headers` for the segment of `epoch`, behind a record whose checksum was `previous`; all of
+    the segment before offset `durable` has been flushed.
 
     Returns the last checksum. `headers` must be contiguous; they are changed in place.
     """
     digest = xxhash.xxh3_64_intdigest
-    missing = np.flatnonzero((headers["more"] == 0) & (headers["payload_bytes"] > 0))
+    missing = np.flatnonzero((headers["summed"] == 0) & (headers["payload_bytes"] > 0))
     for row in missing.tolist():
         headers["payload_sum"][row] = digest(payloads[row] or b"")
-    headers["more"] = 0
+    headers["summed"] = 0
+    headers["durable"] = durable
     raw = headers.view(np.uint8).data
     for start in range(0, len(raw), RECORD_BYTES):
         raw[start + _PREVIOUS : start + SUMMED_BYTES] = previous.to_bytes(8, "little")

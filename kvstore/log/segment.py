@@ -15,12 +15,14 @@ from pathlib import Path
 
 import xxhash
 
+from kvstore.log.files import open_regular, read_all, sync_directory
+
 Buffers = Sequence[memoryview | bytes]
 
 DATA_START = 4096
-_MAGIC = b"kvslog1\0"
+_MAGIC = b"kvslog2\0"
 _FIELDS = struct.Struct("<8sQQQQQQ")
-"""magic, epoch, previous epoch, previous end, segment bytes, two spare words; then xxh3-64 of these 56 bytes."""
+"""magic, epoch, previous epoch, previous end, segment bytes, layout's sum, spare; then xxh3-64 of these 56 bytes."""
 HEADER_BYTES = 64
 _IOV_MAX = 1024
 _ZERO_CHUNK = 1 << 20
@@ -36,9 +38,13 @@ class SegmentHeader:
     previous_epoch: int
     previous_end: int
     segment_bytes: int
+    layout: int
+    """See `identity.layout_sum`."""
 
     def encode(self) -> bytes:
-        body = _FIELDS.pack(_MAGIC, self.epoch, self.previous_epoch, self.previous_end, self.segment_bytes, 0, 0)
+        body = _FIELDS.pack(
+            _MAGIC, self.epoch, self.previous_epoch, self.previous_end, self.segment_bytes, self.layout, 0
+        )
         return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
     @classmethod
@@ -47,8 +53,8 @@ class SegmentHeader:
         body, stated = raw[: _FIELDS.size], raw[_FIELDS.size : HEADER_BYTES]
         if len(raw) < HEADER_BYTES or xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") != stated:
             return None
-        magic, epoch, previous_epoch, previous_end, segment_bytes, _, _ = _FIELDS.unpack(body)
-        return cls(epoch, previous_epoch, previous_end, segment_bytes) if magic == _MAGIC else None
+        magic, epoch, previous_epoch, previous_end, segment_bytes, layout, _ = _FIELDS.unpack(body)
+        return cls(epoch, previous_epoch, previous_end, segment_bytes, layout) if magic == _MAGIC else None
 
     @property
     def seed(self) -> int:
@@ -64,7 +70,7 @@ class Segment:
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
         self.number = number
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.descriptor = open_regular(path, os.O_RDWR)
         self.header = SegmentHeader.decode(os.pread(self.descriptor, HEADER_BYTES, 0))
         self.end = DATA_START
         """Behind the last record that counts."""
@@ -100,7 +106,12 @@ class Segment:
         return total
 
     def read(self, size: int, offset: int) -> bytes:
-        return os.pread(self.descriptor, size, offset)
+        return read_all(self.descriptor, size, offset)
+
+    def erase(self, offset: int) -> None:
+        """Zeros from `offset` to the end: what lies there is given up, and the next recovery shall not find it."""
+        for start in range(offset, self.size, _ZERO_CHUNK):
+            self.write([bytes(min(_ZERO_CHUNK, self.size - start))], start)
 
     def sync(self) -> None:
         os.fdatasync(self.descriptor)
@@ -140,12 +151,3 @@ def create(directory: Path, number: int, size: int) -> Segment:
         raise
     sync_directory(directory)
     return Segment(path, number)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,7 @@ ROW = np.dtype(
         ("chain", "V24"),
         ("clock", "<u8"),
         ("session", "<u8"),
-        ("generation", "<u8"),
+        ("block_sum", "<u8"),
         ("epoch", "<u8"),
         ("payload_sum", "<u8"),
         ("offset", "<u4"),
@@ -29,7 +29,7 @@ ROW = np.dtype(
         ("length", "<u4"),
     ]
 )
-_COPIED = ("key", "chain", "clock", "session", "generation", "payload_sum", "payload_bytes", "valid", "first", "length")
+_COPIED = ("key", "chain", "clock", "session", "block_sum", "payload_sum", "payload_bytes", "valid", "first", "length")
 NOBODY = -1
 _APPEND, _PUT, _REWRITE = int(Kind.APPEND), int(Kind.PUT), int(Kind.REWRITE)
 Rows = npt.NDArray[Any]

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from kvstore.errors import LogFailed
 from kvstore.log.checkpoint import Position
+from kvstore.log.identity import layout_sum
+from kvstore.log.newest import Newest
 from kvstore.log.record import FIRST, LAST, RECORD_BYTES, Batch, Records, seal
 from kvstore.log.segment import DATA_START, HEADER_BYTES, Segment, SegmentHeader
 from kvstore.log.shelf import Shelf, write_failure
@@ -23,11 +25,15 @@ _PADDING = tuple(bytes(size) for size in range(8))
 class Writer:
     """Owned by the flusher thread. `position` is the end of what counts."""
 
-    def __init__(self, shelf: Shelf, table: LiveTable, position: Position, stats: WalMeters) -> None:
+    def __init__(self, shelf: Shelf, table: LiveTable, position: Position, stats: WalMeters, newest: Newest) -> None:
         self.shelf = shelf
         self.table = table
         self.position = position
         self.stats = stats
+        self.newest = newest
+        self._layout = layout_sum(shelf.config.layout)
+        self._durable = DATA_START
+        """How much of the active segment was flushed."""
         self.rotations = 0
         """Segments begun since the last checkpoint."""
 
@@ -66,12 +72,14 @@ class Writer:
         if self.shelf.active is not None:
             try:
                 self.shelf.active.sync()
+                self.stats.wal_written_bytes += self.newest.note(self.shelf.active.epoch)
             except OSError as error:
                 self.stats.wal_failures["flush"] += 1
                 raise LogFailed(
                     f"cannot flush the log in {self.shelf.directory}: {error.strerror}: the shard must stop, since "
                     "the kernel may have dropped what it could not write"
                 ) from None
+            self._durable = self.position.offset
         return time.perf_counter() - began
 
     def _split(self, lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -96,9 +104,8 @@ class Writer:
             old.end = self.position.offset
             shelf.sealed[old.epoch] = old
         segment = shelf.spares.pop(0)
-        header = SegmentHeader(
-            self.position.epoch + 1, self.position.epoch, self.position.offset, shelf.config.segment_bytes
-        )
+        position, size = self.position, shelf.config.segment_bytes
+        header = SegmentHeader(position.epoch + 1, position.epoch, position.offset, size, self._layout)
         try:
             segment.begin(header)
         except OSError as error:
@@ -108,11 +115,12 @@ class Writer:
         self.rotations += 1
         self.stats.wal_written_bytes += HEADER_BYTES
         self.position = Position(header.epoch, DATA_START, header.seed)
+        self._durable = DATA_START
 
     def _write_span(self, headers: Records, payloads: Sequence[memoryview | None], end: int) -> int:
         segment, start = self.shelf.active, self.position.offset
         assert segment is not None
-        last = seal(headers, payloads, self.position.epoch, self.position.previous)
+        last = seal(headers, payloads, self.position.epoch, self.position.previous, self._durable)
         try:
             written = segment.write(buffers(headers, payloads), start)
         except OSError as error:

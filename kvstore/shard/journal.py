@@ -79,7 +79,17 @@ class Journal:
             self.shape.gather(data[slot], start, valid)
             for slot, start in zip(slots.tolist(), first.tolist(), strict=True)
         ]
-        return appends(keys, payloads, clock=clock, first=first, valid=valid, chain=chain, session=session)
+        block_sums = np.array([self.shape.sum_of(data[slot], valid) for slot in slots.tolist()], np.uint64)
+        return appends(
+            keys,
+            payloads,
+            clock=clock,
+            first=first,
+            valid=valid,
+            chain=chain,
+            session=session,
+            block_sums=block_sums,
+        )
 
     def dropped(self, keys: Keys, kind: Kind, clock: int) -> asyncio.Future[None] | None:
         """`keys` are gone. Nobody needs to wait for it; a failure shows as the log's."""

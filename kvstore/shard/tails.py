@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.arena import Arena
 from kvstore.errors import BadRequest, SessionUnknown, TailConflict
@@ -24,6 +25,7 @@ from kvstore.shard.pull import first_of_each, pull, require_rows, require_stagin
 from kvstore.shard.puts import published
 
 _NO_SLOTS: Slots = np.zeros(0, np.int64)
+Flags = npt.NDArray[np.bool_]
 
 
 def names(keys: Keys) -> list[bytes]:
@@ -169,9 +171,12 @@ class Tails:
     def _batch(self, flight: _Flight) -> Batch:
         """New tokens of tails that the log knows, else whole blocks; a full block ends its tail in the same unit."""
         core, request, rows = self._core, flight.request, flight.rows
-        known = (flight.old >= 0) & core.journal.logged[np.where(flight.old >= 0, flight.old, 0)]
-        chain = request.digests[-1].tobytes()
         ends = flight.target is not request.keys
+        if ends:
+            known = (flight.old >= 0) & core.journal.logged[np.where(flight.old >= 0, flight.old, 0)]
+        else:
+            known = self._continues(flight)
+        chain = request.digests[-1].tobytes()
         batches = []
         if not ends and known.any():
             first = np.array([tail.valid if tail is not None else 0 for tail in flight.before], np.int64)
@@ -203,6 +208,16 @@ class Tails:
             batches += self._log_existing(flight)
             batches += [drops(request.keys[known], Kind.REMOVE, clock=flight.clock)] if known.any() else []
         return Batch.joined(*batches)
+
+    def _continues(self, flight: _Flight) -> Flags:
+        """Rows of which the log needs only the new tokens: it holds those before, and they are the same bytes."""
+        core, valid = self._core, flight.request.valid
+        data, gather = core.pool.arena.data, core.journal.shape.gather
+        found = np.zeros(len(flight.slots), np.bool_)
+        for row, (tail, slot) in enumerate(zip(flight.before, flight.slots.tolist(), strict=True)):
+            if tail is not None and tail.valid < valid and core.journal.logged[tail.slot]:
+                found[row] = np.array_equal(gather(data[tail.slot], 0, tail.valid), gather(data[slot], 0, tail.valid))
+        return found
 
     def _log_existing(self, flight: _Flight) -> list[Batch]:
         """Full blocks that are here already but not in the log: they take the place of what the log held as tails."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvstore.errors import DeadlineExceeded, LogFailed, TailConflict
+from kvstore.header import sums
 from kvstore.log import Batch, Log, LogConfig, Ticket
 from kvstore.log import Durability as LogDurability
-from kvstore.messages import CloseSession, Durability, Lookup, OpenSession, Remove
+from kvstore.messages import Append, CloseSession, Durability, Lookup, OpenSession, Remove
+from kvstore.meters import Meters
 from kvstore.shard.credits import Credits
 from kvstore.shard.journal import shape_of
 from tests.kvstore.shard_rig import LAYOUT, TOKENS, Rig, chain_of, fill_of, keys_of, tail_keys
@@ -22,8 +25,9 @@ KEEP = Durability.LOG
 
 
 def opened(directory: Path, blocks: int = 64) -> Rig:
-    config = LogConfig(shape_of(LAYOUT), LogDurability.LOG, segment_bytes=1 << 20)
-    rig = Rig(blocks, log=Log(directory, config), durability=Durability.LOG)
+    config = LogConfig(shape_of(LAYOUT), LogDurability.LOG, segment_bytes=1 << 20, layout=LAYOUT.as_json())
+    meters = Meters()
+    rig = Rig(blocks, log=Log(directory, config, meters), durability=Durability.LOG, meters=meters)
     rig.shard.recover()
     return rig
 
@@ -80,7 +84,8 @@ async def test_tails_come_back_as_their_last_version_and_go_on(tmp_path: Path) -
     rig = opened(tmp_path)
     session = await rig.open()
     first = await rig.append(session, HISTORY, 10, durability=KEEP, rows=2)
-    second = await rig.append(session, [*HISTORY, 7], 20, int(first.clock[0]), durability=KEEP, rows=2)
+    message = rig.append_message(session, [*HISTORY, 7], 20, int(first.clock[0]), durability=KEEP, rows=2)
+    second = await rig.ask(_continued(rig, message, 2, 10))
     rig = await reopened(rig, tmp_path)
     keys = tail_keys(HISTORY[:4], session, 2)
     located = await rig.ask(Lookup(keys))
@@ -101,10 +106,45 @@ async def test_tails_come_back_as_their_last_version_and_go_on(tmp_path: Path) -
     await rig.shard.close()
 
 
+def _continued(rig: Rig, message: Append, tokens: int, fill: int) -> Append:
+    """The append with the first `tokens` of its blocks as those of the version before were."""
+    for row, slot in enumerate(message.staging.tolist()):
+        _planes(rig.staging.data[slot])[:, :tokens] = fill + row
+    return replace(message, data_sums=sums(rig.staging.data[message.staging]))
+
+
+def _planes(data: np.ndarray) -> np.ndarray:
+    """A block as `[planes, tokens, bytes]`."""
+    return data.reshape(2 * LAYOUT.heads, TOKENS, LAYOUT.head_dim)
+
+
 def _tokens(rig: Rig, slot: int) -> np.ndarray:
     """`[planes, tokens]`: the first byte of each token's row."""
-    planes = 2 * LAYOUT.heads
-    return rig.shard.pool.arena.data[slot].reshape(planes, TOKENS, LAYOUT.head_dim)[:, :, 0]
+    return _planes(rig.shard.pool.arena.data[slot])[:, :, 0]
+
+
+async def test_an_append_that_changes_the_tokens_before_comes_back_as_it_was_read(tmp_path: Path) -> None:
+    """What was acknowledged and read is what a recovery finds, not a mix of two versions."""
+    rig = opened(tmp_path)
+    session = await rig.open()
+    first = await rig.append(session, HISTORY, 10, durability=KEEP)
+    second = await rig.append(session, [*HISTORY, 7], 20, int(first.clock[0]), durability=KEEP)
+    key = tail_keys(HISTORY[:4], session)
+    assert rig.read(key, second) == [20]
+    rig = await reopened(rig, tmp_path)
+    assert rig.read(key, await rig.ask(Lookup(key))) == [20]
+    await rig.shard.close()
+
+
+async def test_an_append_that_changes_nothing_before_writes_its_own_tokens_only(tmp_path: Path) -> None:
+    rig = opened(tmp_path)
+    session = await rig.open()
+    first = await rig.append(session, HISTORY, 10, durability=KEEP)
+    before = rig.shard.meters.wal_acknowledged_bytes
+    message = rig.append_message(session, [*HISTORY, 7], 20, int(first.clock[0]), durability=KEEP)
+    await rig.ask(_continued(rig, message, 2, 10))
+    assert rig.shard.meters.wal_acknowledged_bytes - before == LAYOUT.block_bytes // TOKENS
+    await rig.shard.close()
 
 
 async def test_a_durable_append_to_a_tail_that_was_not_logged_logs_all_of_it(tmp_path: Path) -> None:
@@ -234,6 +274,7 @@ async def test_the_tail_takes_one_append_at_a_time_and_a_late_one_is_taken_back(
     log.release()
     first = await one
     message = rig.append_message(session, [*HISTORY, 7], 20, int(first.clock[0]), durability=KEEP)
+    message = _continued(rig, message, 2, 10)
     late = asyncio.create_task(rig.ask(message, deadline_ms=30))
     await until(lambda: len(log.tickets) == 2)
     with pytest.raises(TailConflict, match="under way"):

@@ -38,14 +38,20 @@ def put(clock: int, *numbers: int) -> Batch:
         valid=4,
         chain=chain,
         session=7,
-        generation=2,
     )
 
 
 def grow(clock: int, number: int, first: int, valid: int) -> Batch:
     """Tokens `[first, valid)` of the block that `block(number, 0)` is when full."""
     packed = SHAPE.gather(block(number, 0), first, valid)
-    return appends(keys(number), [packed], clock=clock, first=first, valid=valid)
+    return appends(
+        keys(number),
+        [packed],
+        clock=clock,
+        first=first,
+        valid=valid,
+        block_sums=SHAPE.sum_of(block(number, 0), valid),
+    )
 
 
 def drop(clock: int, *numbers: int, kind: Kind = Kind.EVICT) -> Batch:

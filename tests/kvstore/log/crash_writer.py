@@ -82,8 +82,10 @@ class Writer:
             self.held.append(self.tail)
         valid = min(16, self.valid + self.random.randint(1, 5))
         clock = next(self.clock)
-        packed = SHAPE.gather(content(self.tail, 0), self.valid, valid)
-        batch = appends(self.tail, [packed], clock=clock, first=self.valid, valid=valid)
+        whole = content(self.tail, 0)
+        packed = SHAPE.gather(whole, self.valid, valid)
+        sums = SHAPE.sum_of(whole, valid)
+        batch = appends(self.tail, [packed], clock=clock, first=self.valid, valid=valid, block_sums=sums)
         self.commit(clock, "APPEND", [self.tail], valid, batch)
         self.valid = valid
 

@@ -7,11 +7,13 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore.errors import BadRequest, DeadlineExceeded, LayoutMismatch, LogFailed, LogFull, LogLocked
+from kvstore.layout import Layout
 from kvstore.log import Batch, BlockShape, Durability, Kind, Log, LogConfig
 from tests.kvstore.log.blocks import SHAPE, block, clocks, config, drop, grow, number_of, put, recover, write
 
@@ -28,7 +30,7 @@ def test_recovery_yields_what_lives(tmp_path: Path, durability: Durability) -> N
         assert log.last_clock == 5
     assert {number: entry.clock for number, entry in entries.items()} == {2: 2, 3: 5}
     assert bytes(entries[3].payload) == block(3, 5).tobytes()
-    assert (entries[3].valid, entries[3].session, entries[3].generation, entries[3].chain) == (4, 7, 2, b"\5" * 24)
+    assert (entries[3].valid, entries[3].session, entries[3].chain) == (4, 7, b"\5" * 24)
 
 
 def test_appends_are_folded_into_the_block(tmp_path: Path) -> None:
@@ -209,6 +211,31 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
         write(log, put(1, 1))
     with pytest.raises(LayoutMismatch, match="token_bytes 32, this store has 64"):
         Log(tmp_path, LogConfig(BlockShape(2, 4, 64)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("dtype", "bfloat16", "'dtype', 'float16' there and 'bfloat16' here"),
+        ("model_id", "other", "'model_id'"),
+        ("layers", 4, "'layers', 1 there and 4 here"),
+        ("head_groups", 2, "'head_groups'"),
+        ("salt", "abc", "'salt': another tenant's"),
+        ("heads", 2, "'heads'"),
+    ],
+)
+def test_a_layout_that_differs_in_one_field_is_refused_and_named(
+    tmp_path: Path, field: str, value: object, said: str
+) -> None:
+    layout = Layout("m", head_dim=4, block_tokens=4, salt="xyz")
+    other = replace(layout, **{field: value})  # type: ignore[arg-type]
+    with Log(tmp_path, config(layout=layout.as_json())) as log:
+        write(log, put(1, 1))
+    with pytest.raises(LayoutMismatch, match=said) as refused:
+        Log(tmp_path, config(layout=other.as_json()))
+    assert "xyz" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert recover(tmp_path, layout=layout.as_json()) == {1: 1}
 
 
 def test_what_does_not_fit_a_block_is_refused(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from kvstore.log.segment import DATA_START, Segment
 from tests.kvstore.log.blocks import SHAPE, block, clocks, config, drop, grow, keys, put, recover, write
 
 
-def crashed(directory: Path, *batches: Batch) -> Path:
-    """A log directory as a killed process leaves it: no last checkpoint."""
+def crashed(directory: Path, *groups: Batch | list[Batch]) -> Path:
+    """A log directory as a killed process leaves it: no last checkpoint. A list of batches shares one flush."""
     child = os.fork()
     if not child:
-        write(Log(directory / "crashed", config()), *batches)
+        log = Log(directory / "crashed", config(window_us=30_000))
+        for group in groups:
+            write(log, *(group if isinstance(group, list) else [group]))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     for half_made in (directory / "crashed").glob("*.making"):
@@ -55,12 +57,11 @@ def test_a_log_cut_at_every_byte_of_its_last_record_recovers_to_the_record_befor
     for cut in range(start, end):
         if not any(whole[cut:end]):
             continue  # only padding or zeros are missing: the record is whole
-        for damage in (whole[:cut], whole[:cut] + bytes(len(whole) - cut)):
-            segment.path.write_bytes(damage)
-            trial = memory / "trial"
-            shutil.copytree(directory, trial)
-            assert recover(trial) == {1: 1, 2: 2}, cut
-            shutil.rmtree(trial)
+        segment.path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+        trial = memory / "trial"
+        shutil.copytree(directory, trial)
+        assert recover(trial) == {1: 1, 2: 2}, cut
+        shutil.rmtree(trial)
     segment.path.write_bytes(whole)
     assert recover(directory) != {1: 1, 2: 2}
 
@@ -75,11 +76,12 @@ def test_a_put_of_several_blocks_is_all_there_or_not_at_all(tmp_path: Path) -> N
 
 
 def test_writing_goes_on_behind_a_torn_tail(tmp_path: Path) -> None:
-    directory = crashed(tmp_path, put(1, 1), put(2, 2), put(3, 3))
+    directory = crashed(tmp_path, put(1, 1), [put(2, 2), put(3, 3)])
     segment = segments(directory)[0]
     raw = bytearray(segment.path.read_bytes())
     checkpoint = (directory / "checkpoint").read_bytes()
-    raw[DATA_START + put(1, 1).file_bytes + 10] ^= 1  # block 2 is torn; 3, behind it, is whole but must not count
+    # Block 2 is torn; 3, of the same flush, is whole but must not count.
+    raw[DATA_START + put(1, 1).file_bytes + 10] ^= 1
     segment.path.write_bytes(raw)
     with Log(directory, config()) as log:
         assert clocks(log.recovered()) == {1: 1}
@@ -98,7 +100,7 @@ def test_leftovers_of_an_earlier_use_never_parse(tmp_path: Path) -> None:
     first = put(1, 1)
     leftover = put(9, 9)
     for epoch, previous in ((segment.epoch - 1, 0), (segment.epoch, 12345)):
-        seal(leftover.headers, leftover.payloads, epoch, previous)
+        seal(leftover.headers, leftover.payloads, epoch, previous, DATA_START)
         leftover.headers["flags"] = 3
         segment.write([leftover.headers.view(np.uint8).data], DATA_START + first.file_bytes)
         trial = tmp_path / f"trial-{epoch}"
@@ -116,14 +118,16 @@ def test_damage_before_the_newest_segment_is_no_torn_tail(tmp_path: Path) -> Non
         recover(directory)
 
 
-def test_a_block_whose_bytes_changed_on_disk_is_a_miss(tmp_path: Path) -> None:
+def test_a_block_whose_bytes_changed_on_disk_is_said_and_may_be_dropped(tmp_path: Path) -> None:
     with Log(tmp_path, config()) as log:
         write(log, put(1, 1), put(2, 2))
     segment = segments(tmp_path)[0]
     raw = bytearray(segment.path.read_bytes())
     raw[DATA_START + RECORD_BYTES + 5] ^= 1
     segment.path.write_bytes(raw)
-    with Log(tmp_path, config()) as log:
+    with Log(tmp_path, config()) as log, pytest.raises(LogCorrupt, match=r"^1 of 2 blocks .*start with --drop-damaged"):
+        list(log.recovered())
+    with Log(tmp_path, config(drop_damaged=True)) as log:
         assert clocks(log.recovered()) == {2: 2}
         assert log.damaged_blocks == 1
     assert recover(tmp_path) == {2: 2}
