@@ -8,6 +8,7 @@ order of loads is x86's, where loads are not reordered with loads).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,17 +62,26 @@ def read(parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_by
 
 
 async def read_afar(
-    parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_bytes: int, deadline: Deadline, *, verify: bool
+    parts: list[Part],
+    out: Bytes,
+    keys: Keys,
+    generations: Words,
+    block_bytes: int,
+    deadline: Deadline,
+    *,
+    verify: bool,
+    leased: Callable[[], bool],
 ) -> Verdicts:
     """As `read`, for parts of which some are reached over the network; the loop goes on meanwhile.
 
-    Without sums the generation is looked at after the copy only: it was `generations` when it was looked up, it only
-    ever grows, and if it is the same afterwards nobody wrote in between.
+    Without sums the generation is looked at once more after the copy: it was `generations` when it was looked up, it
+    only ever grows, and if it is the same afterwards nobody wrote in between. Where all rows are still `leased` after
+    the copy nobody may have written either, and that look is left out.
     """
     await _copied(parts, out, deadline)
     verdicts = _judged(parts, out, keys, generations, block_bytes, verify)
     if not verify:
-        for part in parts:
+        for part in [] if leased() else parts:
             mine = generations if part.rows is None else generations[part.rows]
             moved = (await _generations(part, part.slots, deadline) != mine) | (mine & np.uint64(1) != 0)
             _mark(verdicts, part, moved, Verdict.RECYCLED)

@@ -2,7 +2,8 @@
 
 One thread, one shard in another process, arms interleaved. *memcpy*: plain copies, in C, of the very same slots (the
 faster of a call a run and one gather). *mapped*: `Client.get` at known locations, once without the sums and once with.
-*redis*: `GET`/`MGET` of the same bytes over TCP. *all-gather*: the same bytes by a collective of two ranks
+*redis*: `GET`/`MGET` of the same bytes over TCP. Where NIXL is installed, the same fetches over the network follow
+(`far.py`). *all-gather*: the same bytes by a collective of two ranks
 (`collective.py`; where torch is installed). Every round takes other blocks of a pool that no cache holds.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvstore.bench import collective, machine
+from kvstore.bench import collective, far, machine
 from kvstore.bench.collective import Gloo
 from kvstore.bench.peers import Ints, Memcpy, describe_redis, redis_server
 from kvstore.bench.rounds import Arm, Times, interleave
@@ -26,6 +27,7 @@ from kvstore.keys import Keys, block_keys
 from kvstore.layout import Layout
 from kvstore.locations import Locations, buffer
 from kvstore.transport.mapped import MappedPeer
+from kvstore.transport.nixl.library import flavour
 
 if TYPE_CHECKING:
     import redis
@@ -176,6 +178,18 @@ async def measure(blocks: int, rounds: int, seed: int = 0) -> dict[str, Any]:
     return found
 
 
+async def measure_far(blocks: int, rounds: int, seed: int = 0) -> dict[str, Any]:
+    """The same cases over the network, by lane; empty where NIXL is not installed."""
+    if flavour() is None:
+        return {}
+
+    async def filled(client: Client) -> Keys:
+        return await fill(client, blocks, None)
+
+    sets = [(case.name, case.rows) for case in cases(blocks, _SETS, seed)]
+    return {lane: await far.measure(lane, LAYOUT, blocks, rounds, sets, filled, _BURST) for lane in far.LANES}
+
+
 def _figures(case: Case, times: dict[str, Times]) -> dict[str, Any]:
     memcpy = min(times["memcpy"].median, times["memcpy, gather"].median)
     size = len(case.rows[0]) * LAYOUT.block_bytes
@@ -217,7 +231,8 @@ def run(argv: list[str]) -> int:
         parser.error("need --blocks ≥ 2048 (twice a batch) and --rounds ≥ 1")
     facts = machine.facts()
     found = asyncio.run(measure(options.blocks, options.rounds))
-    found |= {"machine": facts, "aims": verdicts(found)}
+    found |= {"far": asyncio.run(measure_far(options.blocks, options.rounds))}
+    found |= {"machine": facts, "aims": verdicts(found) | far.verdicts(found["far"])}
     print(json.dumps(found) if options.json else "\n".join(_table(found)))
     return 0
 
@@ -237,4 +252,5 @@ def _table(found: dict[str, Any]) -> list[str]:
                 f"{name:<28}{arm:<18}{figures['p50_s'] * 1e6:>8.1f} µs{figures['p99_s'] * 1e6:>8.1f} µs"
                 f"{figures['gb_per_s']:>8.2f}{figures['ratio_to_memcpy']:>10.2f}"
             )
+    lines += far.table(found["far"]) or ["no nixl rows (NIXL is not installed)"]
     return [*lines, *(f"aim {'met' if met else 'MISSED'}: {aim}" for aim, met in found["aims"].items())]

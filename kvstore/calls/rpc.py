@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from kvstore import wire
@@ -24,10 +25,20 @@ _OPTIONS = [
 ]
 
 
+@functools.cache
+def _keep_grpc() -> None:
+    """gRPC ends its own thread with the last channel. Where that is the interpreter's end, too, the thread may ask for
+    the GIL too late and abort the process ("terminate called without an active exception"): so it stays."""
+    import grpc.aio
+
+    grpc.aio.init_grpc_aio()
+
+
 def channel_to(address: str, access: Access | None = None) -> grpc.aio.Channel:
     """With TLS where `access` has a CA, and its token on every call. Raises `BadRequest` off loopback without both."""
     import grpc.aio
 
+    _keep_grpc()
     access = access or Access()
     access.require_for(address)
     showing: list[Any] = []

@@ -15,6 +15,7 @@ from kvstore.transport.mapped import MappedTransport
 
 if TYPE_CHECKING:
     from kvstore.transport.nixl.client import NixlTransport
+    from kvstore.transport.nixl.lanes import Lane
 
 KINDS = ("auto", "mapped", "nixl")
 
@@ -53,6 +54,10 @@ class Choice:
                 "nixl: start it with --nixl"
             )
         return await self._far().connect(described, layout, name, deadline)
+
+    def lanes(self) -> list[Lane]:
+        """The lanes that reads by NIXL take, as UCX said when it chose them."""
+        return [] if self._nixl is None else self._nixl.lanes()
 
     async def leave(self) -> None:
         """To be awaited before `close`."""

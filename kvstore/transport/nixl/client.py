@@ -25,6 +25,7 @@ from kvstore.transport.nixl.regions import Regions
 
 ENTER = "/kvstore.Shard/Enter"
 LANDING_BYTES = 32 << 20
+GOODBYE_S = 0.2
 _MAX_BLOCKS = 1 << 32
 
 
@@ -202,8 +203,16 @@ class Stream:
         return False
 
     async def close(self) -> None:
+        """Say goodbye, and hear the end of it."""
         if self._call is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._call.done_writing()
+                    await self.ended()
             self._call.cancel()
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._call.code()
         await self._channel.close()
 
 
