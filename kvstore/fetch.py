@@ -102,7 +102,14 @@ class Fetch:
         every = [Part(part.peer, part.rows, part.slots) for _, part in parts]
         try:
             verdicts = await read_afar(
-                every, self._out, self._keys, self._generations, self._block_bytes, deadline, verify=self._verify
+                every,
+                self._out,
+                self._keys,
+                self._generations,
+                self._block_bytes,
+                deadline,
+                verify=self._verify,
+                leased=lambda: _leased(located),
             )
         except ChecksumMismatch:
             for number, _ in parts:
@@ -198,6 +205,14 @@ class Fetch:
             for number in located.leases:
                 self._shards.tallies[number].bad("expired", int((located.shard == number).sum()))
             raise LeaseExpired(f"the lease on these {len(located)} blocks has ended: look them up again")
+
+
+def _leased(located: Locations) -> bool:
+    """Whether everything that was found is leased, now."""
+    until = located.until_ms[located.slot >= 0]
+    if not located.leases or not len(until):
+        return False
+    return int(until.min()) - LEASE_MARGIN_MS > time.monotonic_ns() // 1_000_000
 
 
 def _of(need: int | Ints | Words, rows: slice | Ints) -> int | Ints | Words:
