@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvstore.arena import Arena
+from kvstore.descriptors import MAX_CLIENTS, limit, most_clients
 from kvstore.errors import BadRequest, StagingRejected
 
-MAX_CLIENTS = 1024
 _MAX_REFUSED = 65_536
 
 
@@ -77,7 +77,10 @@ class Connected:
 class Clients:
     """All clients by number. Numbers are drawn at random: who does not hold one cannot speak for its client."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """`most` clients at once (default: what the limit of open files allows)."""
+        self._open_files = limit()
+        self.most = most_clients(self._open_files) if most is None else most
         self._by_number: dict[int, Connected] = {}
         self._leaving: dict[int, Connected] = {}
 
@@ -87,9 +90,15 @@ class Clients:
     def __iter__(self) -> Iterator[Connected]:
         return iter(list(self._by_number.values()))
 
+    def require_room(self) -> None:
+        """Raise `BadRequest` where no further client is let in."""
+        if len(self._by_number) >= self.most:
+            why = f": its limit of open files is {self._open_files} (ulimit -n)" if self.most < MAX_CLIENTS else ""
+            raise BadRequest(f"this shard has {self.most} clients already, which is as many as it takes{why}")
+
     def admit(self, name: str, pid: int, staging: Arena | None, *, afar: int = 0) -> Connected:
-        if len(self._by_number) >= MAX_CLIENTS:
-            raise BadRequest(f"this shard has {MAX_CLIENTS} clients already")
+        """A new client. Raises `BadRequest` where there are too many."""
+        self.require_room()
         client = Connected(secrets.randbits(63) | 1, name, pid, staging, afar)
         self._by_number[client.number] = client
         return client

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ from typing import Any
 
 from kvstore.arena import Arena, Memory
 from kvstore.clients import Clients, Connected
-from kvstore.errors import BadRequest, LayoutMismatch, StagingRejected, StoreError
+from kvstore.errors import BadRequest, LayoutMismatch, ShardUnavailable, StagingRejected, StoreError
 from kvstore.layout import Layout
 from kvstore.security import Refusals
 
@@ -29,6 +30,9 @@ PROTOCOL = 1
 MAX_PACKET = 65_536
 HELLO_TIMEOUT_S = 5.0
 _MAX_NAME = 64
+_MOST_SAYING_HELLO = 64
+_BACK_OFF_S = 0.2
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _MOST_DESCRIPTORS = 8
 
 
@@ -53,6 +57,10 @@ class Door:
         self._left = left
         self._refusals = refusals or Refusals()
         self._socket: socket.socket | None = None
+        self._spare: socket.socket | None = None
+        """To be closed for one more descriptor."""
+        self._parting: set[socket.socket] = set()
+        self._closed_until: asyncio.TimerHandle | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -69,10 +77,18 @@ class Door:
                 error.filename = str(self.path)
             raise
         self._socket = bound
+        self._spare = socket.socket(socket.AF_UNIX)
         asyncio.get_running_loop().add_reader(bound.fileno(), self._knock)
 
     async def close(self) -> None:
         """No visitors any more; those inside lose their connection."""
+        if self._closed_until is not None:
+            self._closed_until.cancel()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+        for connection in self._parting:
+            connection.close()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
@@ -87,12 +103,50 @@ class Door:
         assert self._socket is not None
         try:
             connection, _ = self._socket.accept()
-        except OSError:
-            return  # it has gone again, or there are no descriptors left: it will knock again
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._send_away(self._socket)
+            return  # else it has gone again
+        if len(self._visits) >= self._clients.most + _MOST_SAYING_HELLO:
+            self._turn_down(connection, "too many stand at its door: try again in a moment")
+            return
         connection.setblocking(False)
         visit = asyncio.get_running_loop().create_task(self._visit(connection))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
+
+    def _send_away(self, listening: socket.socket) -> None:
+        """There are no descriptors left. Who knocks hears so, by the one kept for that; then nobody is let in for a
+        moment: the loop has better things to do than to find the same again and again."""
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+            with contextlib.suppress(OSError):
+                connection, _ = listening.accept()
+                self._turn_down(connection, "it has no file descriptors left for another client (ulimit -n)")
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening.fileno())
+        self._closed_until = loop.call_later(2 * _BACK_OFF_S, self._open_again, listening)
+
+    def _open_again(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            self._spare = self._spare or socket.socket(socket.AF_UNIX)
+        asyncio.get_running_loop().add_reader(listening.fileno(), self._knock)
+
+    def _turn_down(self, connection: socket.socket, why: str) -> None:
+        """It is told why, and hung up on when it has had time to hear it."""
+        connection.setblocking(False)
+        pid, uid = peer_of(connection)
+        self._refusals.note("door", f"process {pid} (user {uid}) at the door", why)
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps(refusal(ShardUnavailable(f"the shard lets nobody in: {why}"))).encode())
+        self._parting.add(connection)
+        asyncio.get_running_loop().call_later(_BACK_OFF_S, self._hang_up, connection)
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._parting.discard(connection)
+        with connection, contextlib.suppress(OSError):
+            connection.recv(MAX_PACKET)  # what is not read resets the connection, and our words with it
 
     async def _visit(self, connection: socket.socket) -> None:
         client: Connected | None = None
@@ -135,6 +189,8 @@ class Door:
             self._layout.require_same(theirs)
             memory = Memory.adopt(fds[0])
             staging = Arena(memory, self._layout.slot_bytes, self._layout.block_bytes)
+            memory.close()  # the map has a descriptor of its own, and they are scarce
+            fds = []
             return self._clients.admit(str(said.get("name", ""))[:_MAX_NAME], pid, staging)
         except BaseException as error:
             memory = None

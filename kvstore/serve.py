@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvstore.descriptors import raise_limit
 from kvstore.errors import BadRequest, LogFailed, StoreError
 from kvstore.memory import MIB, require_memory
 from kvstore.messages import Durability
@@ -42,6 +43,7 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     for line in settings.warnings():
         logging.getLogger("kvstore.serve").warning(line)
+    raise_limit()
     require_memory(settings.blocks * settings.layout.slot_bytes)
     try:
         configure(instance=f"shard-{settings.shard}")
