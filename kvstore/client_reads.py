@@ -130,7 +130,7 @@ class Reads(ClientBase):
                     fetch.attempt()
             except ShardUnavailable:
                 await self.shards.ensure(fetch.shards_waited_for(), deadline)
-                if self.shards.afar:  # it came back over the network
+                if any(link.afar for link in self.shards.links):  # it came back over the network
                     return await self._get_afar(what, out, min_clock, min_valid, verify, deadline)
                 continue
             if fetch.done or deadline.passed:
