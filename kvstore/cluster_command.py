@@ -49,6 +49,8 @@ def run(argv: Sequence[str]) -> int:
         placement=_known_placement(given.placement),
         durability=given.durability,
         log_dir=given.log_dir,
+        drop_surplus=given.drop_surplus,
+        drop_damaged=given.drop_damaged,
         session_ttl=given.session_ttl,
         naive_bitmap=given.naive_bitmap,
         drain_us=given.drain_us,

@@ -43,6 +43,8 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--placement", default="uniform", help="uniform, head-group or head-group-window")
     parser.add_argument("--durability", choices=list(DURABILITY), default="none", help="what a shard can promise")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="where the write-ahead log lies")
+    parser.add_argument("--drop-surplus", action="store_true", help="lose what of the log does not fit into the pool")
+    parser.add_argument("--drop-damaged", action="store_true", help="lose what of the log is damaged")
     parser.add_argument("--session-ttl", metavar="TIME", default="30m", help="idle time that ends one: 90s, 30m")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where Unix sockets lie (for this user alone)")
     parser.add_argument("--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts")

@@ -70,7 +70,12 @@ def make_shard(settings: Settings, ownership: Ownership | None = None) -> Shard:
         meters=meters,
         ownership=ownership,
     )
-    shard.recover()
+    try:
+        shard.recover(drop_surplus=settings.drop_surplus)
+    except BaseException:
+        if log is not None:
+            log.close()
+        raise
     return shard
 
 
@@ -89,6 +94,7 @@ def _open_log(settings: Settings, meters: Meters) -> Log | None:
         durability_of(settings.durability),
         segment_bytes=-(-segment // MIB) * MIB,
         layout=layout.as_json(),
+        drop_damaged=settings.drop_damaged,
     )
     return Log(settings.log_dir, config, stats=meters)
 

@@ -38,6 +38,8 @@ def run(argv: Sequence[str]) -> int:
         cluster_file=given.cluster_file,
         durability=options.DURABILITY[given.durability],
         log_dir=given.log_dir,
+        drop_surplus=given.drop_surplus,
+        drop_damaged=given.drop_damaged,
         session_ttl_ms=options.session_ttl_of(given.session_ttl),
         placement=given.placement,
         naive_bitmap=given.naive_bitmap,

@@ -35,6 +35,10 @@ class Settings:
     cluster_file: Path | None = None
     durability: Durability = Durability.NONE
     log_dir: Path | None = None
+    drop_surplus: bool = False
+    """Start with a pool smaller than what the log holds, and lose the rest."""
+    drop_damaged: bool = False
+    """Start without blocks that were damaged in the log."""
     session_ttl_ms: int = 1_800_000
     placement: str = "uniform"
     naive_bitmap: bool = False

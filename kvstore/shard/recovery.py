@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
 
-from kvstore.errors import PoolExhausted
+from kvstore.errors import BadRequest, PoolExhausted
 from kvstore.header import FLAG_TAIL
-from kvstore.log import Kind, LiveEntry
+from kvstore.log import Kind, LiveEntry, Log
 from kvstore.messages import Miss
 from kvstore.session import DEFAULT_TTL_MS, Session, Tail
 from kvstore.shard.core import Core
 from kvstore.shard.leases import Slots
 from kvstore.shard.pull import sums_of
 
+_log = logging.getLogger("kvscope.store.log")
 RECOVERED_CLASS = "recovered"
 _BATCH = 256
+
+
+def require_room(log: Log, blocks: int, *, drop_surplus: bool) -> None:
+    """Raise `BadRequest` when the log holds more than a pool of `blocks`: what does not fit would be gone for good."""
+    surplus = log.live_blocks - blocks
+    if surplus <= 0:
+        return
+    held = f"the log in {log.directory} holds {log.live_blocks} blocks, the pool {blocks}"
+    if not drop_surplus:
+        raise BadRequest(
+            f"{held}: start with --blocks {log.live_blocks} or more, or with --drop-surplus to lose {surplus} of them"
+        )
+    _log.warning("%s: %d of them are dropped", held, surplus)
 
 
 def recover(core: Core, entries: Iterable[LiveEntry], last_clock: int, now_ms: int) -> int:
     """Publish what the log held, oldest first; how many blocks. The clock goes on above all that were seen.
 
-    A pool smaller than what the log holds evicts as usual: mostly the older ones. A session that owned
-    a tail lives again under its handle, with the default TTL from now on.
+    A pool smaller than what the log holds (see `require_room`) evicts as usual: mostly the older ones. A session that
+    owned a tail lives again under its handle, with the default TTL from now on.
     """
     count = 0
     core.clock.merge(last_clock)

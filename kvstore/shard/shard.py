@@ -52,7 +52,7 @@ from kvstore.shard.lookups import lookup, touch
 from kvstore.shard.moved import drop_moved
 from kvstore.shard.pull import Afar
 from kvstore.shard.puts import Puts
-from kvstore.shard.recovery import recover
+from kvstore.shard.recovery import recover, require_room
 from kvstore.shard.removal import remove
 from kvstore.shard.sessions import close_session, end_expired, open_session
 from kvstore.shard.tails import Tails
@@ -133,11 +133,12 @@ class Shard:
         pool = Pool(arena, Index.create(blocks), bitmap=bitmap, window_blocks=layout.window_blocks)
         return cls(layout, pool, **options)
 
-    def recover(self) -> int:
-        """Publish again what the log holds; how many blocks. Call it once, before the first message.
-        Raises `LogCorrupt`."""
+    def recover(self, *, drop_surplus: bool = False) -> int:
+        """Publish again what the log holds; how many blocks. Call it once, before the first message. Raises
+        `LogCorrupt`, and `BadRequest` for more blocks than the pool has, unless the surplus may be dropped."""
         if self.log is None:
             return 0
+        require_room(self.log, len(self.pool), drop_surplus=drop_surplus)
         if self.log.last_clock > MAX_CLOCK:
             raise LogCorrupt(f"the log holds a clock of {self.log.last_clock}: no store gets beyond 2**62")
         return recover(self.core, self.log.recovered(), self.log.last_clock, self._now_ms())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore.errors import DeadlineExceeded, LogFailed, TailConflict
+from kvstore.errors import BadRequest, DeadlineExceeded, LogFailed, TailConflict
 from kvstore.header import sums
 from kvstore.log import Batch, Log, LogConfig, Ticket
 from kvstore.log import Durability as LogDurability
@@ -28,7 +28,7 @@ def opened(directory: Path, blocks: int = 64) -> Rig:
     config = LogConfig(shape_of(LAYOUT), LogDurability.LOG, segment_bytes=1 << 20, layout=LAYOUT.as_json())
     meters = Meters()
     rig = Rig(blocks, log=Log(directory, config, meters), durability=Durability.LOG, meters=meters)
-    rig.shard.recover()
+    rig.shard.recover(drop_surplus=True)
     return rig
 
 
@@ -158,10 +158,19 @@ async def test_a_durable_append_to_a_tail_that_was_not_logged_logs_all_of_it(tmp
     await rig.shard.close()
 
 
-async def test_a_smaller_pool_takes_what_it_can_and_says_so_to_the_log(tmp_path: Path) -> None:
+async def test_a_smaller_pool_is_refused_or_told_to_lose_what_does_not_fit(tmp_path: Path) -> None:
     rig = opened(tmp_path)
     for start in range(0, 800, 100):
         await rig.put(range(start, start + 8), durability=KEEP)
+    await rig.shard.close()
+    config = LogConfig(shape_of(LAYOUT), LogDurability.LOG, segment_bytes=1 << 20, layout=LAYOUT.as_json())
+    small = Rig(6, log=Log(tmp_path, config), durability=Durability.LOG)
+    with pytest.raises(BadRequest, match=r"holds 16 blocks, the pool 6: start with --blocks 16 .*--drop-surplus"):
+        small.shard.recover()
+    await small.shard.close()
+    rig = opened(tmp_path)
+    slots = [(await rig.lookup(range(start, start + 8))).slot for start in range(0, 800, 100)]
+    assert (np.concatenate(slots) >= 0).sum() == 16, "nothing was lost by the refused start"
     await rig.shard.close()
     rig = opened(tmp_path, blocks=6)
     found = [(await rig.lookup(range(start, start + 8))).slot >= 0 for start in range(0, 800, 100)]
