@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import io
+import py_compile
 import shutil
 import socket
 import subprocess
@@ -162,13 +164,16 @@ class Guests:
 
 
 def source() -> bytes:
-    """The repository's packages as a tar, without what is not source."""
+    """The repository's packages as a tar, compiled where this Python is of the guests' version (of another the compiled
+    files are not looked at)."""
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=data, mode="w") as archive:
         for room in ROOMS:
-            for path in sorted((ROOT / room).rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    archive.add(path, path.relative_to(ROOT).as_posix())
+            shutil.copytree(ROOT / room, Path(folder) / room, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(
+            folder, quiet=2, stripdir=folder, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+        archive.add(folder, ".")
     return data.getvalue()
 
 

@@ -162,6 +162,8 @@ class _Builder:
                 zipfile.ZipFile(wheel).extractall(site)
         if not self._own_libraries(site):
             raise ImageError("the NIXL wheel brings no libibverbs: its layout has changed")
+        # Under emulation it is compiling, not running, that a process spends its start on.
+        self._call("chroot", str(self.root), "python3", "-m", "compileall", "-q", "/opt/site", "/usr/lib/python3")
         (self.root / ".python").touch()
 
     def _own_libraries(self, site: Path) -> int:
