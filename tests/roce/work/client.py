@@ -59,7 +59,7 @@ class Loop:
         self.client = self._connected(target, transport)
 
     def _connected(self, target: str, transport: str) -> SyncClient:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while True:
             try:
                 return SyncClient(target, LAYOUT, deadline_ms=30_000, transport=transport, staging_blocks=256)
@@ -69,7 +69,7 @@ class Loop:
                 time.sleep(0.5)
 
     def prepare(self) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while True:
             try:
                 self.client.put(self.keys, self.data, deadline_ms=30_000)
