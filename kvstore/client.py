@@ -28,7 +28,7 @@ from kvstore.handle import SessionHandle
 from kvstore.layout import Layout
 from kvstore.link import Link
 from kvstore.membership import membership_of
-from kvstore.membership.follow import Follower, follows
+from kvstore.membership.follow import Follower, follows, most_of
 from kvstore.security import Access
 from kvstore.shards import Shards
 from kvstore.staging import Staging
@@ -96,7 +96,10 @@ class Client(Reads, Puts):
         try:
             view = await membership.view(deadline)
             links = [link_to(member.address) for member in view.members]
-            await all_of(link.ensure(deadline) for link in links)
+            if view.homes is None:
+                await all_of(link.ensure(deadline) for link in links)
+            else:
+                await most_of(view, links, deadline)
             client._shards = Shards(links, layout, view.homes)
             if view.homes is not None:
                 client.follower = Follower(client, membership, view, link_to)

@@ -7,7 +7,7 @@ lookup, get or put takes never waits for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +87,9 @@ class EtcdCalls:
     async def revoke(self, lease: int, timeout_s: float) -> None:
         await self._call("Lease/LeaseRevoke", pack({1: lease}), timeout_s)
 
-    async def changes(self, prefix: str, revision: int) -> AsyncIterator[None]:
-        """A sign for every change below `prefix` since `revision`; ends with `EtcdSilent`. The reader reads again: that
-        is a few hundred bytes, and misses nothing."""
+    async def changed(self, prefix: str, revision: int) -> None:
+        """Returns once something below `prefix` has changed since `revision`. The caller reads it all again: that is a
+        few hundred bytes, and misses nothing."""
         import grpc.aio
 
         call = self._made().stream_stream("/etcdserverpb.Watch/Watch")()
@@ -104,11 +104,12 @@ class EtcdCalls:
                 if number(answer, 4):
                     raise EtcdSilent(f"the watch was ended: {text(answer, 6).decode('utf-8', 'replace')}")
                 if answer.get(11):
-                    yield None
+                    return
         except grpc.aio.AioRpcError as error:
             raise EtcdSilent(error.details() or error.code().name) from None
         finally:
             call.cancel()
+            await call.code()  # gRPC has let go of it, and so of this loop
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

@@ -60,8 +60,7 @@ class Etcd:
                     found = view_of(document, alive)
                     if (found.epoch, found.members) != (than.epoch, than.members):
                         return found
-                async for _ in self._calls.changes(self._folder, self._revision):
-                    break
+                await self._calls.changed(self._folder, self._revision)
             except (EtcdSilent, BadRequest):
                 await asyncio.sleep(AGAIN_S)
 

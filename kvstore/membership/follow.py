@@ -67,16 +67,14 @@ class Follower:
             told = asyncio.ensure_future(self._told.wait())
             try:
                 await asyncio.wait({watching, told}, return_when=asyncio.FIRST_COMPLETED)
-                if watching.done():
-                    await self._take(watching.result())
+                self._told.clear()
+                view = watching.result() if watching.done() else await self._membership.view(Deadline(CONNECT_MS))
+                if (view.epoch, view.members) != (self.view.epoch, self.view.members):
+                    await self._take(view)
                 else:
-                    self._told.clear()
-                    with contextlib.suppress(StoreError):
-                        view = await self._membership.view(Deadline(CONNECT_MS))
-                        if (view.epoch, view.members) != (self.view.epoch, self.view.members):
-                            await self._take(view)
-                        else:
-                            await asyncio.sleep(SETTLE_S)
+                    await asyncio.sleep(SETTLE_S)
+            except StoreError:
+                await asyncio.sleep(SETTLE_S)
             finally:
                 watching.cancel()
                 told.cancel()
@@ -124,6 +122,20 @@ class Follower:
         while link.up and self._client.staging.unsettled(link.number) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(SETTLE_S)
         await link.drop()
+
+
+async def most_of(view: View, links: list[Link], deadline: Deadline) -> None:
+    """Connect to the members. One that died and is not struck off yet does not keep us from the others; raises
+    `ShardUnavailable` when there are no others, and whatever a shard refuses us for."""
+    for member, link in zip(view.members, links, strict=True):
+        link.number = member.number
+    failures = await asyncio.gather(*(link.ensure(deadline) for link in links), return_exceptions=True)
+    unreached = [error for error in failures if isinstance(error, ShardUnavailable)]
+    refused = [error for error in failures if isinstance(error, BaseException) and error not in unreached]
+    for error in (*refused, *(unreached if len(unreached) == len(links) else ())):
+        raise error
+    if not links:
+        raise ShardUnavailable("no shard of this store has a lease at the moment")
 
 
 def follows(*names: str) -> Callable[[C], C]:

@@ -174,8 +174,7 @@ class Registration:
         while True:
             try:
                 revision = await self._look()
-                async for _ in self._calls.changes(self._folder, revision):
-                    break
+                await self._calls.changed(self._folder, revision)
             except (EtcdSilent, StoreError):
                 await asyncio.sleep(AGAIN_S)
 

@@ -111,6 +111,10 @@ class TrafficFigures:
     hot_key_share: float | None = None
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Who was not let in, by reason; nothing on the page before the first one."""
+    epoch: int = 0
+    """Of the membership; 0 where that never changes, and then neither this nor the lease is on the page."""
+    lease_left_s: float = 0.0
+    """Of the shard's own lease; below 0 when it is over."""
 
 
 class PageSource(Protocol):

@@ -231,6 +231,10 @@ def _others(snapshot: Snapshot, plain: Families) -> Iterator[Metric]:
     if traffic.refusals:
         text = "Connections and calls that were not let in."
         yield plain.counters("kv_refusals", text, "reason", dict(traffic.refusals))
+    if traffic.epoch:
+        yield plain.gauge("kv_membership_epoch", "Changes of membership so far.", traffic.epoch)
+        text = "Left of the shard's own lease; below 0 it is over, and nothing is published."
+        yield plain.gauge("kv_membership_lease_seconds", text, traffic.lease_left_s)
     if not peers:
         return
     yield plain.gauges("kv_peer_up", "1 where a peer answers.", "peer", {p.peer: float(p.up) for p in peers})

@@ -92,6 +92,8 @@ class ShardSource:
             clients.oldest_heartbeat_s(),
             shard.hot_key_share(),
             dict(self._refusals.counts) if self._refusals is not None else {},
+            shard.core.ownership.epoch,
+            shard.lease_left_s(),
         )
 
 

@@ -141,12 +141,13 @@ def _oracles(requests: Sequence[Request], client: Client, evicted: int | None) -
 
 
 def _homes(client: Client) -> Homes:
-    """The shard of each window: that of its first block."""
+    """The place (in order of number) of each window's shard: that of its first block."""
     content = Content(client.layout)
+    numbers = np.array([link.number for link in client.shards.links], np.int64)
 
     def home(request: Request) -> npt.NDArray[np.int64]:
         counts = content.counts(request)
-        return client.shards.home(content.keys(request)[np.cumsum(counts) - counts])
+        return np.searchsorted(numbers, client.shards.home(content.keys(request)[np.cumsum(counts) - counts]))
 
     return home
 
@@ -189,7 +190,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="default: an excerpt of 600 requests")
     where = parser.add_argument_group("store")
-    where.add_argument("--connect", metavar="TARGETS", help="a running one: HOST:PORT,… or a cluster file")
+    where.add_argument(
+        "--connect", metavar="TARGETS", help="a running one: HOST:PORT,…, a cluster file, or etcd://HOST:PORT/NAME"
+    )
     where.add_argument("--shards", type=int, default=4, metavar="N", help="or one made for this (default: %(default)s)")
     where.add_argument("--blocks", type=int, metavar="N", help="windows it has room for (default: the whole trace)")
     where.add_argument("--block-tokens", type=int, default=512, metavar="N", help="default: %(default)s, one a window")

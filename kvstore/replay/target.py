@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.addresses import addresses_of
 from kvstore.client import Client
 from kvstore.deadline import Deadline
 from kvstore.describe import describe as described
 from kvstore.errors import BadRequest
 from kvstore.layout import Layout
+from kvstore.membership import membership_of
 from kvstore.placement import placement
 from kvstore.replay.content import Content
 from kvstore.replay.trace import WINDOW_TOKENS, Request
@@ -44,7 +44,12 @@ def pool_blocks(requests: Sequence[Request], layout: Layout, shards: int, kind: 
 
 async def first_of(targets: str, access: Access) -> dict[str, Any]:
     """What the first shard of `targets` says of itself. Raises `ShardUnavailable`, `AccessDenied`, `BadRequest`."""
-    return await described(addresses_of(targets)[0], access, Deadline(5_000))
+    membership, deadline = membership_of(targets, access), Deadline(5_000)
+    try:
+        view = await membership.view(deadline)
+    finally:
+        await membership.close()
+    return await described(view.members[0].address, access, deadline)
 
 
 def describe(targets: str, access: Access | None = None) -> dict[str, Any]:

@@ -348,6 +348,10 @@ class Shard:
         """Share of the last interval's lookups that asked for the commonest chain; None without lookups."""
         return self.core.hotness.share(self._now_ms())
 
+    def lease_left_s(self) -> float:
+        """Of the shard's own lease (of membership); below 0 when it is over."""
+        return (self.core.ownership.until_ms - self._now_ms()) / 1000
+
     @property
     def leases(self) -> int:
         """Running leases, pins not among them."""
