@@ -169,6 +169,7 @@ class Link:
         except BaseException:
             peer.close()
             raise
+        peer.when_dead = lambda: self._lost(self)
         self.peer = peer
 
     async def _open_calls(self, peer: Peer, deadline: Deadline) -> Calls:

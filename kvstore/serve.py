@@ -57,12 +57,14 @@ def make_shard(settings: Settings, ownership: Ownership | None = None) -> Shard:
     from kvstore.bitmap import NaiveBitmap
     from kvstore.meters import Meters
     from kvstore.shard import Shard
+    from kvstore.transport.nixl.library import has_hca
 
     meters = Meters()
     log = _open_log(settings, meters)
     shard = Shard.create(
         settings.layout,
         settings.blocks,
+        sealed=not (settings.nixl and has_hca()),
         bitmap=NaiveBitmap(settings.blocks, drain_s=settings.drain_us / 1e6) if settings.naive_bitmap else None,
         number=settings.shard,
         log=log,

@@ -127,9 +127,14 @@ class Shard:
         self._background: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    def create(cls, layout: Layout, blocks: int, *, bitmap: SlotBitmap | None = None, **options: Any) -> Shard:
-        """A shard with a new pool of `blocks` slots, kept in `bitmap` (all free); `options` as for `Shard`."""
-        arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=True)
+    def create(
+        cls, layout: Layout, blocks: int, *, bitmap: SlotBitmap | None = None, sealed: bool = True, **options: Any
+    ) -> Shard:
+        """A shard with a new pool of `blocks` slots, kept in `bitmap` (all free); `options` as for `Shard`.
+
+        `sealed` False: other processes of this user could map the pool writable, as an HCA's driver needs it.
+        """
+        arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=sealed)
         pool = Pool(arena, Index.create(blocks), bitmap=bitmap, window_blocks=layout.window_blocks)
         return cls(layout, pool, **options)
 

@@ -5,6 +5,7 @@ A transport knows slots and bytes, not keys: what a copy is worth is decided by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +47,9 @@ class Peer(Protocol):
     def connected(self) -> bool:
         """Alive, and it still knows us: asked once a batch."""
         ...
+
+    when_dead: Callable[[], None] | None
+    """Called once the process is known to have ended, where that may come after `connected` is False (on a loop)."""
 
     def close(self) -> None: ...
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import select
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class MappedPeer:
         self, facts: dict[str, Any], arena: Arena, index: Index, pidfd: int, connection: socket.socket
     ) -> None:
         self.facts = facts
+        self.when_dead: Callable[[], None] | None = None
         self.arena = arena
         self.index: Index | None = index
         self._slots = arena.slots

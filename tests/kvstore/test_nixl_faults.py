@@ -75,7 +75,14 @@ async def test_a_killed_shard_is_an_error_at_once_and_comes_back(cluster: LocalC
                 except ShardUnavailable:
                     return time.monotonic()
 
-        reading = asyncio.create_task(read_on())
+        async def write_on() -> None:
+            for seed in range(1000, 9999):
+                try:
+                    await client.put(some_keys(32, seed), blocks_for(some_keys(32, seed)))
+                except ShardUnavailable:
+                    return
+
+        reading, writing = asyncio.create_task(read_on()), asyncio.create_task(write_on())
         await asyncio.sleep(0.3)
         killed = time.monotonic()
         await asyncio.to_thread(cluster.kill, 0)
@@ -84,6 +91,8 @@ async def test_a_killed_shard_is_an_error_at_once_and_comes_back(cluster: LocalC
             await client.get(keys)
         with pytest.raises(ShardUnavailable):
             await client.put(keys, blocks_for(keys))
+        await asyncio.wait_for(writing, 4.0)
+        await until(lambda: client.staging.quarantined == 0, "what a dead shard had been told to pull is ours again")
         await until(lambda: state_of(mover) in ("", "Z"), "the mover ends with its shard")
         await asyncio.to_thread(cluster.restart, 0)
         assert not (await client.get(keys)).found.any()

@@ -89,7 +89,7 @@ class NixlTransport:
         facts["address"] = stream.address
 
         def ended() -> None:
-            watching.cancel()
+            stream.hang_up()
 
         peer = NixlPeer(facts, agents.reads, agents.regions, agents.landing, ended)
         watching = asyncio.get_running_loop().create_task(self._watch(stream, peer))
@@ -105,7 +105,10 @@ class NixlTransport:
         try:
             await stream.ended()
             peer.lose("its connection has ended")
-            peer.dead = await stream.refused()
+            if await stream.refused():
+                peer.dead = True
+                if peer.when_dead is not None:
+                    peer.when_dead()
         finally:
             peer.lose("the connection was closed")
             await stream.close()
@@ -182,12 +185,17 @@ class Stream:
             raise ShardUnavailable(f"{self.address}: {error}") from None
 
     async def ended(self) -> None:
-        """Returns when the shard says no more: it says nothing after its welcome."""
+        """Returns when the shard says no more (it says nothing after its welcome), or we have hung up."""
         import grpc.aio
 
         with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self._call.read() is not grpc.aio.EOF:
-                pass
+            try:
+                while await self._call.read() is not grpc.aio.EOF:
+                    pass
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # else it was hung up
 
     async def refused(self) -> bool:
         """Whether nobody listens there any more: the process has ended."""
@@ -201,6 +209,11 @@ class Stream:
             return False
         writer.close()
         return False
+
+    def hang_up(self) -> None:
+        """We want no more of it: `ended` returns."""
+        if self._call is not None:
+            self._call.cancel()
 
     async def close(self) -> None:
         """Say goodbye, and hear the end of it."""

@@ -24,7 +24,7 @@ from kvstore.errors import StoreError
 from kvstore.transport.nixl import frames
 from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, spans
 from kvstore.transport.nixl.lanes import lanes_of
-from kvstore.transport.nixl.library import HCA, ucx_log
+from kvstore.transport.nixl.library import has_hca, ucx_log
 from kvstore.transport.nixl.owner import Moved, Owner
 
 
@@ -142,8 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     connection = socket.socket(fileno=given.socket)
     try:
         # An HCA registers memory for writing; on other lanes nobody can write into a pool that is mapped read-only.
-        writable = HCA.is_dir() and any(HCA.iterdir())
-        pool = Mapped(given.pool, given.slots, given.slot_bytes, writable=writable)
+        pool = Mapped(given.pool, given.slots, given.slot_bytes, writable=has_hca())
         landing = Mapped(given.landing, given.landing_slots, given.slot_bytes, writable=True)
         mover = Mover(connection, pool, landing, given.slot_bytes)
     except StoreError as error:

@@ -80,6 +80,7 @@ class NixlPeer:
         self._landing = landing
         self._slot_bytes = landing.slot_bytes
         self._ended = ended
+        self.when_dead: Callable[[], None] | None = None
         self._prepared = 0
         self._reads: set[_Read] = set()
         self._lock = threading.Lock()
