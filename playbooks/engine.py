@@ -79,6 +79,8 @@ def _diagnose(view: Any, case: Case, playbooks: Sequence[Playbook], rules: Rules
         if not pattern.only_with or any(bench.has(name, member) for name in pattern.only_with)
     ]
     strongest = _strongest(rulings)
+    if any(source.incomplete for source in case.sources):
+        strongest = [_at_most_suspected(r) for r in strongest]
     held = [r for r in strongest if r.verdict.is_finding]
     grouped = causality.roots(held, slack_ms=2 * case.grid.window_ms)
     names = _Names(members["engine"])
@@ -151,6 +153,12 @@ def _strongest(rulings: Iterable[Ruling]) -> list[Ruling]:
         if key not in best or order.index(ruling.verdict) < order.index(best[key].verdict):
             best[key] = ruling
     return list(best.values())
+
+
+def _at_most_suspected(ruling: Ruling) -> Ruling:
+    """Of a recording with families missing: what would refute it, or be the better cause, may be among them."""
+    strong = ruling.verdict in (Verdict.CONFIRMED, Verdict.LIKELY)
+    return replace(ruling, verdict=Verdict.SUSPECTED) if strong else ruling
 
 
 class _Names:

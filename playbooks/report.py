@@ -148,11 +148,16 @@ def headline(diagnosis: Diagnosis) -> str:
         first = diagnosis.findings[0]
         more = len(diagnosis.findings) - 1
         rest = f" (and {more} more)" if more else ""
+        if any(source.incomplete for source in diagnosis.sources):
+            rest += "; a recording is cut, so nothing is surer than that"
         return f"{first.verdict.value} {first.cause} on {member_text(first.member)}{_since(diagnosis, first)}{rest}"
     if diagnosis.unexplained:
         worst = diagnosis.unexplained[0]
         return f"cannot tell: {printable(worst.says)} on {member_text(worst.member)}, and no known cause explains it"
     undecided = [c.name for c in diagnosis.core if c.bad is None]
+    soon = next((c for c in diagnosis.core if c.bad is None and c.says), None)
+    if soon is not None:
+        return f"cannot tell yet: {printable(soon.says)}; that has not held for long enough"
     return f"cannot tell: no answer to {', '.join(undecided) or 'anything'}; the signals are not there"
 
 

@@ -38,6 +38,8 @@ class Check:
     unless: Test | None = None
     now: bool = False
     """Only the last step counts, whatever held before."""
+    pending: Test | None = None
+    """What is bad at this moment already, though not for long enough: the check then says neither yes nor no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _check(body: Mapping[str, Any]) -> Check:
         relative_to=body.get("relative_to"),
     )
     sticky, now = bool(body.get("sticky", False)), bool(body.get("now", False))
-    return Check(test, body["scope"], body.get("core"), sticky, _unless(body), now)
+    return Check(test, body["scope"], body.get("core"), sticky, _unless(body), now, _pending(body))
 
 
 def _unless(body: Mapping[str, Any]) -> Test | None:
@@ -99,6 +101,21 @@ def _unless(body: Mapping[str, Any]) -> Test | None:
     )
 
 
+def _pending(body: Mapping[str, Any]) -> Test | None:
+    given = body.get("pending")
+    if given is None:
+        return None
+    return Test(
+        name=f"{body['id']}-pending",
+        expr=expand(given["expr"]),
+        op=given["op"],
+        threshold=float(given["threshold"]),
+        basis="policy",
+        source=body["source"],
+        says=given["says"],
+    )
+
+
 def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable[Check] = ()) -> Swept:
     """Ask every check of every member of its scope."""
     bad: list[Bad] = []
@@ -108,6 +125,9 @@ def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable
     for check in (*_unless_told(checks(), objectives), *objectives):
         for member in members.get(check.scope, ()):
             answer, value = _ask(bench, check, member)
+            if answer is Answer.FALSE and check.pending is not None and (soon := _soon(bench, check.pending, member)):
+                answer = Answer.UNKNOWN
+                words.setdefault(check.core or check.test.name, f"{_name(member)}: {soon}")
             if check.core is not None and not (check.now and answer is Answer.UNKNOWN):
                 said[check.core].append(answer)
             if answer is Answer.TRUE:
@@ -152,6 +172,14 @@ def _ask(bench: Bench, check: Check, member: Member) -> tuple[Answer, float]:
         answer = Answer.FALSE if expected is Answer.TRUE else answer
     kept = window[~np.isnan(window)]
     return answer, median(kept) if len(kept) else float("nan")
+
+
+def _soon(bench: Bench, pending: Test, member: Member) -> str:
+    """What is bad now, in words; empty when nothing is."""
+    answered = bench.answer(pending, member)
+    if answered.answers[-1] != Answer.TRUE:
+        return ""
+    return fill(pending.says, float(answered.values[-1]), pending.threshold)
 
 
 def _core(name: str, answers: Sequence[Answer]) -> bool | None:

@@ -144,6 +144,8 @@ class SourceLine:
     state: str
     age_s: float | None
     error: str | None = None
+    incomplete: bool = False
+    """Whole families may be missing: what is not there can neither support nor refute."""
 
     @property
     def never_answered(self) -> bool:

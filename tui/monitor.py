@@ -251,7 +251,7 @@ class Monitor(threading.Thread):
 
     def _examine(self, shot: Snapshot) -> None:
         """Diagnose, and show what came of it at once."""
-        lines = [SourceLine(s.target, s.state, s.age_s, s.error or None) for s in shot.sources]
+        lines = [SourceLine(s.target, s.state, s.age_s, s.error or None, s.incomplete) for s in shot.sources]
         self._examiner.examine(shot.cursor.start_ms, shot.cursor.at_ms, lines)
         found = self._examiner.diagnosis
         events = found.events if found else ()

@@ -40,6 +40,7 @@ class SourceView:
     absent: tuple[str, ...] = ()
     name: str = ""
     silent_s: float | None = None
+    incomplete: bool = False
 
     @property
     def title(self) -> str:

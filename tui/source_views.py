@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from probes.attach import Attachment
     from probes.sources.base import SourceStatus
 
-_OWN = frozenset(("up", "scrape_duration_seconds", "scrape_samples_scraped", "kvscope_scrape_samples_changed"))
+_OWN = frozenset(("up", "scrape_duration_seconds", "scrape_samples_scraped"))
 _SUFFIX = re.compile(r"_(bucket|sum|count|total|created)$|_info:.*$")
 PATIENT = 2.5  # intervals without an answer, after which a slow source counts as silent
 
@@ -57,10 +57,14 @@ def pages_of(attachment: Attachment) -> dict[str, Page]:
     for source in attachment.sources:
         begins = (f"{source.target} ", "recording " if source.status.kind == "recording" else f"{source.target} ")
         frames = [f for f in attachment.store.frames if f"{f.source} ".startswith(begins)]
-        series = [labels for frame in frames for labels in frame.labels if labels.name not in _OWN]
+        series = [labels for frame in frames for labels in frame.labels if _of_the_page(labels.name)]
         families = {_SUFFIX.sub("", labels.name) for labels in series}
         found[source.target] = Page(len(families), frozenset(labels.get("instance") for labels in series))
     return found
+
+
+def _of_the_page(name: str) -> bool:
+    return name not in _OWN and not name.startswith("kvscope_")
 
 
 def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page | None, clock: Clock) -> SourceView:
@@ -77,6 +81,7 @@ def _view(status: SourceStatus, seen: Mapping[str, frozenset[str]], page: Page |
         state=status.state,
         error=error,
         silent_s=silent_s,
+        incomplete=status.incomplete,
         age_s=None if status.kind == "recording" else status.age_s(clock.now_ms),
         samples=status.samples if brought else None,
         page_bytes=status.bytes if brought else None,

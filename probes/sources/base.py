@@ -31,6 +31,7 @@ class SourceStatus:
     ``target`` is the target as shown to people (no credentials). ``error`` says in words what is wrong, or None;
     ``detail`` is a remark that is no fault. ``time_ms`` is the attempt's time, ``last_ok_ms`` that of the newest
     samples that the target gave, ``duration_s`` the length of the attempt, ``samples`` and ``bytes`` what it brought.
+    ``incomplete``: of what the target once gave, whole families may be missing here.
     """
 
     target: str
@@ -45,6 +46,7 @@ class SourceStatus:
     kind: str = ""
     job: str = ""
     instance: str = ""
+    incomplete: bool = False
 
     @property
     def ok(self) -> bool:

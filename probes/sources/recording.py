@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from probes.sources.openmetrics import Samples, read_samples
 JOB = "recording"
 LOAD_CAP = 10_000_000
 """Samples of one file that are held while it is read (24 bytes each); the newest stay (policy)."""
+_FEW_CLASHES, _MOST_CLASHES = 3, 0.01
+"""Number and share of samples that may contradict another of their series and time (policy: a glitch)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,12 @@ def load(path: Path, *, cap: int = LOAD_CAP, info: InfoLabels | None = None) -> 
     samples = read_samples(path, cap=cap)
     stem = path.name.removesuffix(".gz").rsplit(".", 1)[0]
     named = [_with_target(labels, stem) for labels in samples.labels]
-    found = blocks_of(named, samples.series, samples.times, samples.values, info or info_labels())
-    blocks = tuple(found)
-    dropped = samples.dropped + sum(block.dropped for block in blocks)
+    described = info or info_labels()
+    blocks = tuple(blocks_of(named, samples.series, samples.times, samples.values, described, samples.families))
+    _refuse_folded(blocks, len(samples.series))
     count = len(samples.series) - sum(block.dropped for block in blocks)
     return Recording(
-        path, blocks, samples.families, count, samples.bytes, _remark(samples, dropped), _incomplete(samples)
+        path, blocks, samples.families, count, samples.bytes, _remark(samples, blocks), _incomplete(samples)
     )
 
 
@@ -68,13 +71,28 @@ def _incomplete(samples: Samples) -> bool:
     return by_family and (bool(samples.damage) or not samples.closed)
 
 
-def _remark(samples: Samples, dropped: int) -> str:
+def _refuse_folded(blocks: Sequence[Block], count: int) -> None:
+    """Several targets without a label that tells them apart: whatever is read of them would be of no one."""
+    clashes = sum(block.clashes for block in blocks)
+    if clashes > max(_MOST_CLASHES * count, _FEW_CLASHES):
+        raise ExpositionError(
+            f"{clashes} samples have another value than the same series at the same time: several targets without a "
+            "label that tells them apart (instance); record them with their labels"
+        )
+
+
+def _remark(samples: Samples, blocks: Sequence[Block]) -> str:
+    dropped = samples.dropped + sum(block.dropped for block in blocks)
+    clashes = sum(block.clashes for block in blocks)
     said = [samples.damage] if samples.damage else []
     if not samples.closed:
         tail = ", its last line was cut off and left out" if samples.cut else ""
         said.append(f"unclosed recording: no # EOF{tail}")
     if samples.parts > 1:
         said.append(f"{samples.parts} recordings one behind the other, read as one")
+    said += [f"{block.instance}: {block.trouble}" for block in blocks if block.trouble]
+    if clashes:
+        said.append(f"{clashes} samples left out: another value of the same series at the same time came first")
     if dropped:
         said.append(f"too long to hold: the oldest {dropped} samples were left out")
     return "; ".join(said)

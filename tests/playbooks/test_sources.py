@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,3 +88,17 @@ def test_a_page_must_stand_still_for_a_while_to_be_called_frozen() -> None:
     assert "source-blind" not in causes(short)
     assert "source-blind" in {u.cause for u in short.unknown}
     assert causes(given(60, frozen=1.0)) == ["source-blind"]
+
+
+def test_a_cut_recording_makes_nothing_likely(tmp_path: Path) -> None:
+    whole = Path(__file__).parents[2] / "playbooks" / "recordings" / "demo.om.gz"
+    cut = tmp_path / "cut.om.gz"
+    cut.write_bytes(whole.read_bytes()[:100_000])
+    done = subprocess.run(
+        [sys.executable, "-m", "tui.cli", "diagnose", str(cut), "--json"], capture_output=True, text=True, timeout=120
+    )
+    found = json.loads(done.stdout)
+    assert {one["verdict"] for one in found["findings"]} <= {"suspected"}
+    assert "a recording is cut" in subprocess.run(
+        [sys.executable, "-m", "tui.cli", "diagnose", str(cut)], capture_output=True, text=True, timeout=120
+    ).stdout.replace("\n", " ")

@@ -170,3 +170,53 @@ def test_every_packaged_check_names_its_origin_and_its_symptom_once() -> None:
     assert len(names) == len(set(names))
     assert {check.core for check in checks() if check.core} == set(CORE)
     assert all(check.test.source and check.test.says for check in checks())
+
+
+def _tail(pages: Pages, slow_share: float, per_second: float = 20.0) -> Pages:
+    """Nearly all first tokens come within 0.1 s; from second 150 on a share of them takes 6 s."""
+    bounds = ("0.1", "0.2", "0.4", "0.8", "1.6", "3.2", "6.4", "+Inf")
+    for i, le in enumerate(bounds):
+
+        def below(t: float, i: int = i) -> float:
+            slow = slow_share * per_second * max(0.0, t - 150)
+            return per_second * t - (slow if i < 6 else 0.0)
+
+        pages.put("vllm:time_to_first_token_seconds_bucket", f'{LABELS},le="{le}"', below)
+    pages.put("vllm:time_to_first_token_seconds_count", LABELS, grows(per_second, 0.0))
+    return pages.put("vllm:time_to_first_token_seconds_sum", LABELS, grows(per_second * 0.1, 0.0))
+
+
+def test_a_tail_that_grew_is_bad_latency_though_the_median_stands(tmp_path: Path, rules: RuleSet) -> None:
+    swept = _swept(_tail(Pages().engine(), 0.04), tmp_path, rules)
+    assert [one.check.test.name for one in swept.bad] == ["latency-tail"]
+    assert _core(swept)["latency"] is True
+    assert _core(_swept(_tail(Pages().engine(), 0.0), tmp_path, rules))["latency"] is False
+
+
+def test_few_requests_have_no_slowest_hundredth(tmp_path: Path, rules: RuleSet) -> None:
+    assert _swept(_tail(Pages().engine(), 0.04, per_second=2.0), tmp_path, rules).bad == ()
+
+
+def test_what_has_just_begun_is_neither_bad_nor_in_order(tmp_path: Path, rules: RuleSet) -> None:
+    begun = {"usage": after(262, 0.99, before=0.4), "waiting": after(262, 12.0)}
+    swept = _swept(Pages().engine(**begun), tmp_path, rules)
+    assert swept.bad == ()
+    assert _core(swept)["capacity"] is None
+    assert "half a minute so far" in next(c.says for c in swept.core if c.name == "capacity")
+    # A full pool for which nobody waits is a busy engine.
+    assert _core(_swept(Pages().engine(usage=begun["usage"]), tmp_path, rules))["capacity"] is False
+
+
+def test_preemptions_that_have_just_begun_leave_the_question_open(tmp_path: Path, rules: RuleSet) -> None:
+    begun = Pages().engine(preemptions=lambda t: max(0.0, t - 275) * 2.0)
+    assert _core(_swept(begun, tmp_path, rules))["preemption"] in (None, True)
+    rare = Pages().engine(preemptions=lambda t: 1.0 * (t > 280), finished=grows(5.0))
+    assert _core(_swept(rare, tmp_path, rules))["preemption"] is False
+
+
+def test_processes_that_take_turns_at_an_address_are_no_healthy_source(tmp_path: Path, rules: RuleSet) -> None:
+    turns = Pages().engine().target("pod-1:8000", started_s=lambda t: 1_789_000_000.0 + 3600 * (t // 10 % 2))
+    swept = _swept(turns, tmp_path, rules)
+    assert "flapping" in [one.check.test.name for one in swept.bad]
+    once = Pages().engine().target("pod-1:8000", started_s=lambda t: 1_789_000_000.0 + 3600 * (t > 150))
+    assert "flapping" not in [one.check.test.name for one in _swept(once, tmp_path, rules).bad]

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "exit codes: 0 healthy, 1 a finding, 2 usage or rule error, 3 cannot tell (data came, but capacity, queue,\n"
-        "preemption, latency or freshness is undecided), 4 nothing could be collected"
+        "preemption or freshness is undecided; latency may be), 4 nothing could be collected"
     )
 
 
@@ -85,7 +85,10 @@ def diagnosis_of(
     from playbooks.engine import Case, diagnose
     from playbooks.verdict import SourceLine
 
-    sources = tuple(SourceLine(one.target, one.state, one.age_s(session.end_ms), one.error) for one in session.statuses)
+    sources = tuple(
+        SourceLine(one.target, one.state, one.age_s(session.end_ms), one.error, one.incomplete)
+        for one in session.statuses
+    )
     rules = cast("RuleSet", session.view.rules)
     return diagnose(session.view, Case(grid, sources, objectives), playbooks, rules)
 

@@ -138,7 +138,11 @@ def _list(canvas: Canvas, shot: Snapshot, listed: Sequence[Entry], look: Look) -
         paint(inside, list(wrapped(waiting(shot), inside.width - 2)), 0)
         return
     if not listed:
-        inside.put(1, 0, "nothing found, and nothing left undecided", "ok")
+        left = [check.name for check in shot.diagnosis.core if check.bad is None]
+        if left:
+            inside.put(1, 0, f"nothing found; undecided: {', '.join(left)} (see below)", "muted")
+        else:
+            inside.put(1, 0, "nothing found, and nothing left undecided", "ok")
         return
     index = min(look.item, len(listed) - 1)
     first = max(0, min(index - inside.height // 2, len(listed) - inside.height))
