@@ -12,7 +12,20 @@ from typing import Protocol
 
 import numpy as np
 
-from probes.columns import ABSENT, Chunk, Floats, Rows, Times, blank, is_absent, is_sample, is_stale, markers, together
+from probes.columns import (
+    ABSENT,
+    STALE,
+    Chunk,
+    Floats,
+    Rows,
+    Times,
+    blank,
+    is_absent,
+    is_sample,
+    is_stale,
+    markers,
+    together,
+)
 from probes.labels import Labels
 
 _BLOCK_COLUMNS = 64
@@ -192,6 +205,17 @@ class Frame:
         if self._columns and time_ms <= int(self._axis[self._columns - 1]):
             time_ms = int(self._axis[self._columns - 1]) + 1
         return self.append(time_ms, np.empty(0, dtype=np.intp), np.empty(0, dtype=np.float64))
+
+    def withdraw(self, rows: Rows, since_ms: int) -> None:
+        """Take back the samples of ``rows`` since a moment, as far as the open block reaches: they measure nothing."""
+        start = self._starts[-1]
+        first = max(int(np.searchsorted(self.times, since_ms)), start)
+        held = self._tail[first - start : self._used][:, rows]
+        self._tail[first - start : self._used, rows] = np.where(is_sample(held), STALE, held)
+        for row in rows.tolist():
+            if self._last[row] - self._dropped >= first:
+                left = np.flatnonzero(is_sample(self.window(0, first, np.array([row], dtype=np.intp))[:, 0]))
+                self._last[row] = self._dropped + int(left[-1]) if left.size else _NEVER
 
     def load(self, times: Times, labels: Sequence[Labels], matrix: Floats) -> None:
         """Bulk load: ``times`` [T] ms strictly increasing and after what is there, ``matrix`` [S, T], ABSENT in gaps.

@@ -26,6 +26,7 @@ from tui.reading import (
     duration,
     identities,
     last_ages,
+    mixed,
     of_one_kind,
     presence,
     restarted,
@@ -83,6 +84,7 @@ class Observer:
             self._seen,
             restarted(self.view, at_ms, duration(self.window_ms)),
             self._identities,
+            mixed(self.view, at_ms, duration(self.window_ms)),
         )
         found = assemble(self._grids, PANELS, moment, self._known)
         rows = tuple(self._with_last(row, at_ms, faults.get(row.labels.get("instance", ""), "")) for row in found)

@@ -221,19 +221,28 @@ def _read(
     grids = {panel.name: ask(view, panel.at(window), at_ms) for panel in asked}
     if seen is None:
         seen = presence(view, at_ms, window_ms, (need for panel in panels for need in panel.needs))
-    moment = Moment(known_ages, faults, seen, restarted(view, at_ms, window), identities(view, at_ms))
+    moment = Moment(
+        known_ages,
+        faults,
+        seen,
+        restarted(view, at_ms, window),
+        identities(view, at_ms),
+        mixed(view, at_ms, window),
+    )
     return assemble(grids, panels, moment)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the state of a reading rests on, by instance: age of the newest sample, fault, families seen, restarts."""
+    """What the state of a reading rests on, by instance: age of the newest sample, fault, families seen, restarts, and
+    whether several processes answer in turn."""
 
     ages: Mapping[str, float] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     seen: Mapping[str, frozenset[str]] = field(default_factory=dict)
     restarted: frozenset[str] = frozenset()
     identities: Mapping[Labels, Mapping[str, str]] = field(default_factory=dict)
+    mixed: frozenset[str] = frozenset()
 
 
 def identities(view: Asked, at_ms: int) -> dict[Labels, Mapping[str, str]]:
@@ -262,8 +271,15 @@ def last_ages(view: Asked, at_ms: int, step_ms: int) -> dict[str, float]:
 
 
 def restarted(view: Asked, at_ms: int, window: str) -> frozenset[str]:
-    """Instances whose process started anew within the window: their counters began again at 0."""
-    grid = ask(view, f"max by (instance) (changes(kv:process_start_time_seconds[{window}])) > 0", at_ms)
+    """Instances whose process started anew within the window: its start time changed, or a counter fell."""
+    started = ask(view, f"max by (instance) (changes(kv:process_start_time_seconds[{window}])) > 0", at_ms)
+    fell = ask(view, f"max by (instance) (last_over_time(kvscope_counters_fell[{window}]))", at_ms)
+    return frozenset(entity.get("instance") for entity in (*started, *fell))
+
+
+def mixed(view: Asked, at_ms: int, window: str) -> frozenset[str]:
+    """Instances at whose address several processes answered in turn within the window (`probes.sources.resets`)."""
+    grid = ask(view, f"max by (instance) (last_over_time(kvscope_processes_mixed[{window}]))", at_ms)
     return frozenset(entity.get("instance") for entity in grid)
 
 
@@ -335,6 +351,8 @@ def _last(grid: Grid, entity: Labels) -> float | None:
 
 def _reading(panel: Panel, instance: str, value: float | None, moment: Moment) -> Reading:
     age, fault = moment.ages.get(instance), moment.faults.get(instance, "")
+    if panel.windowed and instance in moment.mixed and not fault:
+        return Reading(None, panel.unit, State.RESET, None, "several processes answer at this address in turn")
     if value is not None:
         if fault:
             return Reading(value, panel.unit, State.STALE, age, fault)

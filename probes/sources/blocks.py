@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from probes.columns import ABSENT, STALE, Floats, Mask, Times, blank, is_absent
+from probes.exposition import Family
 from probes.labels import Labels
 from probes.records import dataclass
 from probes.sources.blanks import Blanks
 from probes.sources.info import InfoLabels
+from probes.sources.resets import FELL, MIXED, falls_of, mixed_columns
 
 CHANGED = "kvscope_scrape_samples_changed"
 _SYNTHETIC = ("up", "scrape_", "kvscope_")
@@ -31,6 +33,10 @@ class Block:
     values: Floats
     dropped: int = 0
     """Samples left out because the block would have been too large; the newest columns stay."""
+    clashes: int = 0
+    """Samples left out because the same series has another value at the same time."""
+    trouble: str = ""
+    """What is to be said of the process behind the counters (see ``Resets.words``)."""
 
     @property
     def step_ms(self) -> int:
@@ -39,12 +45,18 @@ class Block:
 
 
 def blocks_of(
-    named: Sequence[Labels], series: Times, stamps: Times, values: Floats, info: InfoLabels
+    named: Sequence[Labels],
+    series: Times,
+    stamps: Times,
+    values: Floats,
+    info: InfoLabels,
+    families: Mapping[str, Family] | None = None,
 ) -> Iterator[Block]:
     """Group samples in any order: sample i is ``values[i]`` of ``named[series[i]]`` at ``stamps[i]`` ms.
 
-    Leaves out what is no measurement (see ``Blanks``). Adds the gauges derived from info metrics,
-    ``kvscope_scrape_samples_changed`` where it is not there, and staleness markers where a series misses its step.
+    Leaves out what is no measurement (see ``Blanks``), and counters where several processes take turns in them (see
+    ``Resets``; ``families`` tells which are counters). Adds the gauges derived from info metrics, what a scrape says of
+    itself where it is not there, and staleness markers where a series misses its step.
     """
     real = ~Blanks(named).among(series, values)
     if not real.all():
@@ -65,9 +77,9 @@ def blocks_of(
             continue
         held = mine[stamps[mine] >= _start(len(members), stamps[mine])]
         used, rows = np.unique(place[series[held]], return_inverse=True)
-        times, grid = _grid(len(used), rows, stamps[held], values[held])
-        block = _complete(job, instance, [named[members[at]] for at in used], times, grid, info)
-        yield replace(block, dropped=len(mine) - len(held))
+        times, grid, clashes = _grid(len(used), rows, stamps[held], values[held])
+        block = _complete(job, instance, [named[members[at]] for at in used], times, grid, info, families or {})
+        yield replace(block, dropped=len(mine) - len(held), clashes=clashes)
 
 
 def _start(count: int, times: Times) -> int:
@@ -76,19 +88,37 @@ def _start(count: int, times: Times) -> int:
     return int(axis[-min(len(axis), max(1, MAX_CELLS // count))])
 
 
-def _grid(count: int, rows: Times, times: Times, values: Floats) -> tuple[Times, Floats]:
-    """Samples in any order as ``[count, T]``; of two samples at one time the first stands, as in Prometheus."""
+def _grid(count: int, rows: Times, times: Times, values: Floats) -> tuple[Times, Floats, int]:
+    """Samples in any order as ``[count, T]``; of two samples at one time the first stands, as in Prometheus.
+
+    Also how many of those left out say something else than the first.
+    """
     axis, column = np.unique(times, return_inverse=True)
     cells = rows * len(axis) + column
     found, first = np.unique(cells, return_index=True)
     grid = blank(count * len(axis))
     grid[found] = values[first]
-    return axis, grid.reshape(count, len(axis))
+    clashes = 0
+    if len(found) < len(cells):
+        clashes = int(np.count_nonzero((grid[cells] != values) & ~(np.isnan(grid[cells]) & np.isnan(values))))
+    return axis, grid.reshape(count, len(axis)), clashes
 
 
-def _complete(job: str, instance: str, labels: list[Labels], times: Times, values: Floats, info: InfoLabels) -> Block:
-    present = ~is_absent(values)
+def _complete(
+    job: str,
+    instance: str,
+    labels: list[Labels],
+    times: Times,
+    values: Floats,
+    info: InfoLabels,
+    families: Mapping[str, Family],
+) -> Block:
     extra: dict[Labels, Floats] = {}
+    trouble = ""
+    if not any(one.name in (FELL, MIXED) for one in labels):
+        marks, trouble = _resets(labels, times, values, families)
+        extra |= {Labels.of({"job": job, "instance": instance}, name=name): marked for name, marked in marks.items()}
+    present = ~is_absent(values)
     if not any(one.name == CHANGED for one in labels):
         changed = _changed(labels, values, present)
         if changed is not None:
@@ -104,7 +134,22 @@ def _complete(job: str, instance: str, labels: list[Labels], times: Times, value
     if extra:
         more = np.array(list(extra.values()))
         values = np.vstack([values, _mark_stale(times, more, ~is_absent(more))])
-    return Block(job, instance, [*labels, *extra], times, values)
+    return Block(job, instance, [*labels, *extra], times, values, trouble=trouble)
+
+
+def _resets(
+    labels: list[Labels], times: Times, values: Floats, families: Mapping[str, Family]
+) -> tuple[dict[str, Floats], str]:
+    """What ``Resets`` finds in the counters, as series and in words; takes those of several processes out."""
+    rows, fell = falls_of([one.name for one in labels], values, families)
+    if not fell.any():
+        return {}, ""
+    marks = {FELL: np.where(fell > 0, fell.astype(np.float64), ABSENT)}
+    mixed, trouble = mixed_columns(times, values[rows])
+    if mixed.any():
+        values[np.ix_(rows, np.flatnonzero(mixed))] = ABSENT
+        marks[MIXED] = np.where(mixed, 1.0, ABSENT)
+    return marks, trouble
 
 
 def _changed(labels: list[Labels], values: Floats, present: Mask) -> Floats | None:

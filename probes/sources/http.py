@@ -97,6 +97,10 @@ class HttpSource:
             state, error = "empty", "the page has no samples" if response.body.strip() else "the page is empty"
         elif np.isnan(page.values).all():
             state, error = "empty", f"all {count} samples are NaN: no data"
+        elif not self._frame.kept:
+            state, error = "empty", f"none of its {count} samples is of now: {detail or 'no data'}"
+        else:
+            error = self._frame.trouble or None
         self._status = replace(
             self._status,
             state=state,

@@ -14,6 +14,7 @@ from probes.series import Metadata, SeriesStore
 from probes.sources.blanks import Blanks
 from probes.sources.blocks import CHANGED
 from probes.sources.info import InfoLabels
+from probes.sources.resets import FELL, MIXED, Resets, counts
 from probes.target import Target
 
 OLDEST_MS = 300_000
@@ -36,6 +37,11 @@ class TargetFrame:
         self._duration = self._up.replace(__name__="scrape_duration_seconds")
         self._scraped = self._up.replace(__name__="scrape_samples_scraped")
         self._changed = self._up.replace(__name__=CHANGED)
+        self._fell = self._up.replace(__name__=FELL)
+        self._mixed = self._up.replace(__name__=MIXED)
+        self._resets = Resets()
+        self.kept = 0
+        """Samples of the latest page that were taken for what the target says now."""
         self._declared: Mapping[str, Family] = {}
         self._reset()
 
@@ -50,7 +56,10 @@ class TargetFrame:
         self._keep = np.empty(0, dtype=np.intp)
         self._derived: list[tuple[int, Labels, float]] = []
         self._blanks = Blanks(())
+        self._counters = np.empty(0, dtype=np.intp)
+        self._counted = np.empty(0, dtype=np.bool_)
         self._scrapes = 0
+        self._resets.forget()
 
     def _dress(self, found: dict[str, str]) -> Labels:
         """The labels of a series with the target's on them; what clashes becomes ``exported_…``."""
@@ -71,11 +80,17 @@ class TargetFrame:
             self._labels.append(labels)
         return known
 
+    @property
+    def trouble(self) -> str:
+        """What is to be said of the process behind the page, beyond its samples; mostly nothing."""
+        return self._resets.words
+
     def write(self, time_ms: int, page: Page, duration_s: float) -> str:
         """Write a page as the column at ``time_ms``; the answer is a remark on what was left out, or empty."""
         remarks = [f"{page.duplicates} duplicate samples left out"] if page.duplicates else []
-        changed = self._count_changed(page)
         rows, values = self._layout(page), page.values[self._keep]
+        fell = self._count_fallen(time_ms, page)
+        changed = self._count_changed(page)
         left_out = self._blanks.among(np.arange(len(values)), values)
         if page.times is not None:
             age = time_ms - page.times[self._keep]
@@ -83,6 +98,9 @@ class TargetFrame:
             if old.any():
                 remarks.append(f"{int(old.sum())} samples left out: their own timestamps are more than 5 minutes old")
                 left_out |= old
+        self.kept = len(values) - int(np.count_nonzero(left_out))
+        if self._resets.since_ms is not None:
+            left_out |= self._counted
         if left_out.any():
             rows, values = rows[~left_out], values[~left_out]
         given = np.concatenate([values, self._constants(page), [1.0, duration_s, float(len(page.rows))]])
@@ -91,6 +109,12 @@ class TargetFrame:
         if changed is not None:
             own.append(self._row(self._changed))
             given = np.append(given, float(changed))
+        if fell:
+            own.append(self._row(self._fell))
+            given = np.append(given, float(fell))
+        if self._resets.since_ms is not None:
+            own.append(self._row(self._mixed))
+            given = np.append(given, 1.0)
         if not self.frame.append(time_ms, np.concatenate([rows, np.array(extra + own, dtype=np.intp)]), given):
             remarks.append("this host's clock went back: the scrape was not kept")
         if page.families is not self._declared:
@@ -117,15 +141,19 @@ class TargetFrame:
         """The frame's rows of a page; looked up anew whenever a series came or went anywhere in the store."""
         if self._cached is not None and self._cached[0] is page.rows and self._cached[1] == self._store.version:
             return self._rows
-        synthetic = {self._up, self._duration, self._scraped, self._changed}
+        synthetic = {self._up, self._duration, self._scraped, self._changed, self._fell, self._mixed}
         named = [self._labels[at] for at in page.rows.tolist()]
         kept = [i for i, one in enumerate(named) if one not in synthetic]
         labels = [named[i] for i in kept]
+        own = [self._up, self._duration, self._scraped, self._changed]
         self._keep = np.array(kept, dtype=np.intp)
+        known = {name: counts(name, page.families) for name in {one.name for one in labels}}
+        self._counted = np.array([known[one.name] for one in labels], dtype=np.bool_)
+        self._counters = self._keep[self._counted]
         self._rows = self.frame.rows(labels)
         self._blanks = Blanks(labels)
         self._derived = self._derivable(named, set(labels))
-        self.frame.rows([*(derived for _, derived, _ in self._derived), *synthetic])
+        self.frame.rows([derived for _, derived, _ in self._derived] + own)
         self._cached = (page.rows, self._store.version)
         return self._rows
 
@@ -147,8 +175,23 @@ class TargetFrame:
                 out[i] = constant
         return out
 
-    def _count_changed(self, page: Page) -> int | None:
-        """How many samples differ from the page before (a new series differs); None for the first page."""
+    def _count_fallen(self, time_ms: int, page: Page) -> int:
+        """How many counters are lower than on the page before; where they are those of several processes, what was
+        written of them goes, too: a change from one to the other would look like progress."""
+        self._make_room()
+        at = page.rows[self._counters]
+        before, now = np.full(len(self._had), np.nan), np.full(len(self._had), np.nan)
+        before[at] = np.where(self._had[at], self._previous[at], np.nan)
+        now[at] = page.values[self._counters]
+        was_mixed = self._resets.since_ms is not None
+        fell = self._resets.take(time_ms, before, now)
+        if self._resets.since_ms is not None and not was_mixed:
+            counted = [n for n in self.frame.names() if counts(n, page.families)]
+            rows = [row for name in counted for row in self.frame.rows_named(name)]
+            self.frame.withdraw(np.array(rows, dtype=np.intp), self._resets.since_ms)
+        return fell
+
+    def _make_room(self) -> None:
         size = len(self._labels)
         if size > len(self._had):
             grown = blank(size + size // 4)
@@ -156,6 +199,9 @@ class TargetFrame:
             had = np.zeros(len(grown), dtype=np.bool_)
             had[: len(self._had)] = self._had
             self._previous, self._had = grown, had
+
+    def _count_changed(self, page: Page) -> int | None:
+        """How many samples differ from the page before (a new series differs); None for the first page."""
         before = self._previous[page.rows]
         same = (before == page.values) | (np.isnan(before) & np.isnan(page.values))
         changed = int(np.count_nonzero(~(same & self._had[page.rows])))

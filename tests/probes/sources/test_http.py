@@ -184,6 +184,19 @@ async def test_old_explicit_timestamps_are_left_out_and_said() -> None:
         await scrape.source.close()
 
 
+async def test_a_page_of_nothing_but_old_samples_is_no_data() -> None:
+    page = b"".join(b"vllm:num_requests_running%s 3 1000\n" % labels for labels in (b"", b'{engine="1"}'))
+    with Endpoint(page) as endpoint:
+        scrape = Scrape(endpoint.target)
+        scrape.now_ms = 1_000_000_000
+        status = await scrape.once()
+        assert (status.state, status.samples, status.last_ok_ms) == ("empty", 2, None)
+        assert (status.error or "").startswith("none of its 2 samples is of now: 2 samples left out: their own")
+        endpoint.serve(page + b"a 1\n")
+        assert (await scrape.once()).state == "fresh"
+        await scrape.source.close()
+
+
 async def test_openmetrics_is_asked_for_and_read() -> None:
     with Endpoint() as endpoint:
         endpoint.serve(PAGE + "# EOF\n", OPENMETRICS)
