@@ -9,7 +9,7 @@ from playbooks.verdict import Event
 
 
 def events(bench: Bench, targets: list[Member]) -> tuple[Event, ...]:
-    """Restarts (the process start time moved) and outages (scrapes failed) of each target, by time."""
+    """Restarts (the process start time moved; counters fell) and outages (scrapes failed) of each target, by time."""
     found: list[Event] = []
     for member in targets:
         found.extend(_restarts(bench, member))
@@ -26,7 +26,7 @@ def _series(bench: Bench, expr: str, member: Member) -> np.ndarray | None:
 def _restarts(bench: Bench, member: Member) -> list[Event]:
     values = _series(bench, "kv:process_start_time_seconds", member)
     if values is None:
-        return []
+        return _resets(bench, member)
     found: list[Event] = []
     last = np.nan
     for time_ms, value in zip(bench.grid.times, values, strict=True):
@@ -37,6 +37,18 @@ def _restarts(bench: Bench, member: Member) -> list[Event]:
             found.append(Event(int(time_ms), "restart", member.as_dict(), says))
         last = value
     return found
+
+
+def _resets(bench: Bench, member: Member) -> list[Event]:
+    """Counters that fell, of a process that does not say when it started."""
+    values = _series(bench, "last_over_time(kvscope_counters_fell[$interval])", member)
+    if values is None:
+        return []
+    return [
+        Event(int(time_ms), "reset", member.as_dict(), f"counters began anew ({value:.0f} fell)")
+        for time_ms, value in zip(bench.grid.times, values, strict=True)
+        if value > 0
+    ]
 
 
 def _outages(bench: Bench, member: Member) -> list[Event]:

@@ -43,6 +43,14 @@ def test_a_gap_or_a_rounding_of_the_start_time_is_no_restart(tmp_path: Path, rul
     assert _events(pages, tmp_path, rules) == []
 
 
+def test_counters_that_fall_are_an_event_where_no_start_time_is_told(tmp_path: Path, rules: RuleSet) -> None:
+    pages = Pages().engine(preemptions=lambda t: 50.0 + t if t < 150 else t - 150)
+    assert _events(pages, tmp_path, rules) == [], "the process says when it started: it is the same"
+    del pages.series["process_start_time_seconds"]
+    (event,) = _events(pages, tmp_path, rules)
+    assert (event.kind, event.time_ms, event.says) == ("reset", (START_S + 150) * 1000, "counters began anew (1 fell)")
+
+
 def test_an_outage_has_a_beginning_and_a_length(tmp_path: Path, rules: RuleSet) -> None:
     pages = Pages().engine()
     pages.target("pod-1:8000", up=lambda t: 1.0 - during(100, 135)(t))

@@ -218,5 +218,9 @@ def test_processes_that_take_turns_at_an_address_are_no_healthy_source(tmp_path:
     turns = Pages().engine().target("pod-1:8000", started_s=lambda t: 1_789_000_000.0 + 3600 * (t // 10 % 2))
     swept = _swept(turns, tmp_path, rules)
     assert "flapping" in [one.check.test.name for one in swept.bad]
+    falls = (
+        Pages().engine(preemptions=lambda t: (t // 10 % 2) * 500.0 + t).target("pod-1:8000", started_s=lambda t: NAN)
+    )
+    assert "flapping" in [one.check.test.name for one in _swept(falls, tmp_path, rules).bad]
     once = Pages().engine().target("pod-1:8000", started_s=lambda t: 1_789_000_000.0 + 3600 * (t > 150))
     assert "flapping" not in [one.check.test.name for one in _swept(once, tmp_path, rules).bad]
