@@ -11,6 +11,8 @@ A shard's number is its place among all names there ever were, so that a number 
 
 from __future__ import annotations
 
+import copy
+import heapq
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -84,6 +86,16 @@ class Placement(ABC):
         """The next epoch, without that shard; only its units move."""
         return type(self)(self.layout, self.members, (*self.changes, f"-{name}"))
 
+    def then(self, changes: Sequence[str]) -> Placement:
+        """Some epochs later: as if made with these changes, too, but only they are computed."""
+        after = copy.copy(self)
+        after._owners = self._owners.copy()
+        after.changes = (*self.changes, *changes)
+        for change in changes:
+            after._apply(change)
+        after._owners.flags.writeable = False
+        return after
+
     def as_json(self) -> str:
         """What another process needs to compute the same homes (the layout travels by itself)."""
         return json.dumps({"kind": self.kind, "members": self.members, "changes": self.changes})
@@ -116,13 +128,16 @@ class Placement(ABC):
 
     def _grow(self, shard: int) -> None:
         """Give `shard` its share, each unit taken from whoever has most; which of a donor's units, a hash decides."""
-        loads = self.loads()
-        taken = np.zeros(len(loads), np.int64)
+        most = [(-load, giver) for giver, load in enumerate(self.loads().tolist())]
+        heapq.heapify(most)
+        taken = [0] * len(most)
         for _ in range(len(self._owners) // (len(self.live) + 1)):
-            donor = int(np.argmax(loads))
-            loads[donor] -= 1
+            load, donor = most[0]
+            heapq.heapreplace(most, (load + 1, donor))
             taken[donor] += 1
-        for giver, count in enumerate(taken.tolist()):
+        for giver, count in enumerate(taken):
+            if not count:
+                continue
             units = np.flatnonzero(self._owners == giver)
             order = np.argsort(_spread(units, shard), kind="stable")
             self._owners[units[order[:count]]] = shard
@@ -133,11 +148,15 @@ class Placement(ABC):
         rest = tuple(number for number in self.live if number != shard)
         if not rest:
             raise BadRequest(f"cannot remove {self.names[shard]!r}: it is the only shard")
-        loads = self.loads()[list(rest)]
-        for unit in np.flatnonzero(self._owners == shard):
-            receiver = int(np.argmin(loads))
-            loads[receiver] += 1
-            self._owners[unit] = rest[receiver]
+        least = [(load, place) for place, load in enumerate(self.loads()[list(rest)].tolist())]
+        heapq.heapify(least)
+        receivers = []
+        units = np.flatnonzero(self._owners == shard)
+        for _ in range(len(units)):
+            load, place = least[0]
+            heapq.heapreplace(least, (load + 1, place))
+            receivers.append(rest[place])
+        self._owners[units] = receivers
         self.live = rest
 
 

@@ -183,6 +183,7 @@ class ShardServer:
         """Once everything is answered here: be a member, and hear of the others. Raises `BadRequest`, …"""
         if self.registration is None:
             return
+        self.shard.drop_tails()
         self.registration.changed = self._members_changed
         self.registration.lost = lambda: self._drop_moved(None)
         await self.registration.join({"address": self.settings.address(self.port), "instance": self.instance})

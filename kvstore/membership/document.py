@@ -67,8 +67,9 @@ class Document:
         """The name under which shard `number` is a member; None: it is none."""
         return next((name for name in self.live if number_of(name) == number), None)
 
-    def homes(self) -> Homes:
-        return Homes(self.placement, self.layout, self.first, self.changes)
+    def homes(self, before: Homes | None = None) -> Homes:
+        """Of this epoch; sooner computed from those of an epoch `before`."""
+        return Homes(self.placement, self.layout, self.first, self.changes, before)
 
     def require_same(self, layout: Layout, placement: str) -> None:
         """Raise `LayoutMismatch` or `BadRequest` for a shard or client that does not fit this store."""

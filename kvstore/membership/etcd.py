@@ -25,6 +25,7 @@ class Etcd:
         self._cluster = cluster
         self._folder = folder_of(cluster)
         self._revision = 0
+        self._seen: View | None = None
 
     @classmethod
     def of(cls, target: str, access: Access) -> Etcd:
@@ -40,7 +41,8 @@ class Etcd:
             try:
                 document, alive = await self._read(min(ASK_S, max(0.05, deadline.left_s)))
                 if document is not None and document.epoch:
-                    return view_of(document, alive)
+                    self._seen = view_of(document, alive, self._seen)
+                    return self._seen
                 if document is not None:
                     count, wanted = len(document.first), document.founders
                     why = f"{count} of the {wanted} founding shards of {self._cluster!r} are there"
@@ -57,7 +59,7 @@ class Etcd:
             try:
                 document, alive = await self._read(ASK_S)
                 if document is not None and document.epoch:
-                    found = view_of(document, alive)
+                    found = view_of(document, alive, than)
                     if (found.epoch, found.members) != (than.epoch, than.members):
                         return found
                 await self._calls.changed(self._folder, self._revision)
@@ -97,9 +99,12 @@ def read(entries: list[Entry], folder: str) -> tuple[Document | None, dict[int, 
     return document, alive
 
 
-def view_of(document: Document, alive: dict[int, Alive]) -> View:
+def view_of(document: Document, alive: dict[int, Alive], before: View | None = None) -> View:
     """Members whose lease has ended stay in the book until the others have struck them off: they are named without
     being reached."""
-    homes = document.homes()
+    if before is not None and before.epoch == document.epoch and before.homes is not None:
+        homes = before.homes
+    else:
+        homes = document.homes(before.homes if before is not None else None)
     members = tuple(Member(alive[number].address, number) for number in sorted(homes.live) if number in alive)
     return View(document.epoch, members, homes)

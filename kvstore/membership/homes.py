@@ -17,8 +17,19 @@ class Homes:
     (A placement never takes a name twice: what a shard was the home of before it left is no longer so.)
     """
 
-    def __init__(self, kind: str, layout: Layout, first: Sequence[str], changes: Sequence[str]) -> None:
-        self.placement: Placement = placement(kind, layout, first, changes)
+    def __init__(
+        self, kind: str, layout: Layout, first: Sequence[str], changes: Sequence[str], before: Homes | None = None
+    ) -> None:
+        """`before`: homes of an earlier epoch; what was computed for them is used again."""
+        known = None if before is None else before.placement
+        if known is not None and (known.kind, known.members, known.changes) == (
+            kind,
+            tuple(first),
+            tuple(changes[: len(known.changes)]),
+        ):
+            self.placement: Placement = known.then(changes[len(known.changes) :])
+        else:
+            self.placement = placement(kind, layout, first, changes)
         self._numbers = np.array([number_of(name) for name in self.placement.names], np.int64)
         self.live = tuple(int(self._numbers[place]) for place in self.placement.live)
 

@@ -191,7 +191,7 @@ class Registration:
             await self._strike_off(entries, document, gone)
             return revision  # which changes the book, or somebody else has: look again
         if document.epoch and document.epoch >= self.ownership.epoch:
-            await self._take(view_of(document, alive), alive)
+            await self._take(view_of(document, alive, self.view), alive)
         return revision
 
     async def _take(self, view: View, alive: dict[int, Alive]) -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvstore.header import FLAG_TAIL
 from kvstore.log import Kind
 from kvstore.membership.homes import Homes
 from kvstore.messages import Miss
 from kvstore.shard.core import Core
+
+
+def drop_tails(core: Core) -> int:
+    """Tails that came back from the log: while we were away others may have had newer versions. How many blocks."""
+    slots = np.flatnonzero(core.pool.fill() >= 0)
+    slots = slots[core.pool.arena.headers["flags"][slots] & FLAG_TAIL != 0]
+    core.remove(slots, Miss.REMOVED, Kind.REMOVE)
+    return len(slots)
 
 
 def drop_moved(core: Core, homes: Homes | None) -> int:

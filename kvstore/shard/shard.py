@@ -49,7 +49,7 @@ from kvstore.shard.credits import Credits
 from kvstore.shard.journal import Journal
 from kvstore.shard.leases import Leases
 from kvstore.shard.lookups import lookup, touch
-from kvstore.shard.moved import drop_moved
+from kvstore.shard.moved import drop_moved, drop_tails
 from kvstore.shard.pull import Afar
 from kvstore.shard.puts import Puts
 from kvstore.shard.recovery import recover, require_room
@@ -319,6 +319,10 @@ class Shard:
     def drop_moved(self, homes: Homes | None) -> int:
         """Blocks whose home is another shard now leave the index (all of them, without `homes`); how many."""
         return drop_moved(self.core, homes)
+
+    def drop_tails(self) -> int:
+        """What a recovery brought back of tails, on becoming a member: others may have had newer ones; how many."""
+        return drop_tails(self.core)
 
     def forget_client(self, client: int) -> None:
         """Its process has ended: so have its leases and pins."""

@@ -95,6 +95,20 @@ def test_only_what_must_move_moves(kind: str) -> None:
     assert sorted(back.live) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_homes_are_the_same_whether_computed_anew_or_from_an_earlier_epoch(kind: str) -> None:
+    keys = many_keys()
+    document = founded(kind, 3)
+    homes = document.homes()
+    for name, comes in (("3", True), ("0", False), ("4", True), ("3", False), ("0.1", True)):
+        document = document.join(name) if comes else document.leave(name)
+        homes = document.homes(homes)
+        anew = document.homes()
+        assert np.array_equal(homes.home(keys), anew.home(keys))
+        assert homes.live == anew.live
+    assert np.array_equal(founded(kind, 2).homes(homes).home(keys), founded(kind, 2).homes().home(keys))
+
+
 def test_of_one_member_all_keys_are_at_home_there() -> None:
     homes = Homes("uniform", LAYOUT, ["0", "1"], ["-0"])
     assert set(homes.home(many_keys(400)).tolist()) == {1}
@@ -181,6 +195,20 @@ async def test_what_has_moved_leaves_the_index_and_its_leased_slots_stay() -> No
     assert np.array_equal(there, homes.home(put.keys) == 0)
     assert np.array_equal(rig.shard.pool.generations(located.slot), located.generation)  # not recycled while leased
     assert rig.shard.drop_moved(None) == 32 - gone
+
+
+async def test_a_recovered_shard_that_becomes_a_member_keeps_full_blocks_and_no_tails() -> None:
+    rig = Rig()
+    session = await rig.open()
+    full = rig.put_message(range(16))
+    await rig.ask(full)
+    tokens = [*range(16), 16, 17]
+    await rig.append(session, tokens, 10)
+    assert (await rig.match(session, tokens)).agree == 2
+    assert rig.shard.drop_tails() == 1
+    assert (await rig.match(session, tokens)).agree == 0
+    assert ((await rig.ask(Lookup(full.keys))).slot >= 0).all()
+    assert rig.shard.drop_tails() == 0
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 65, "ü", "a b"])
