@@ -50,6 +50,39 @@ def test_once_reads_every_engine(capsys: Captured) -> None:
     assert "Sources" in out
 
 
+@pytest.fixture
+def steady(tmp_path: Path) -> str:
+    """An engine that reads 1000 tokens a second, from the first sample on: a counter long under way."""
+    path = tmp_path / "steady.om"
+    labels = 'engine="0",instance="pod-1:8000",job="vllm"'
+    lines = ["# TYPE vllm:num_requests_running gauge", "# TYPE vllm:prompt_tokens counter"]
+    for second in range(0, 301, 5):
+        lines.append(f"vllm:num_requests_running{{{labels}}} 3 {1_700_000_000 + second}")
+        lines.append(f"vllm:prompt_tokens_total{{{labels}}} {9_000_000 + 1000 * second} {1_700_000_000 + second}")
+    path.write_text("\n".join([*lines, "# EOF"]) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("second", [10, 15, 30, 299])
+def test_a_rate_near_the_start_of_the_data_is_a_rate_over_the_data(capsys: Captured, steady: str, second: int) -> None:
+    at = str(1_700_000_000 + second)
+    _, document = run_json(capsys, "once", steady, "--at", at)
+    (rate,) = (e["values"]["kv:prompt_tokens:rate"] for e in document["entities"] if e["labels"].get("engine"))
+    assert (rate["value"], rate["state"]) == (pytest.approx(1000, rel=0.02), "fresh")
+    expr = "rate(kv:prompt_tokens_total[$window])"
+    _, answer = run_json(capsys, "query", expr, steady, "--time", at)
+    assert float(answer["result"][0]["value"][1]) == pytest.approx(1000, rel=0.02)
+
+
+def test_a_range_from_the_start_of_the_data_has_no_rate_that_is_too_low(capsys: Captured, steady: str) -> None:
+    words = ("query", "rate(kv:prompt_tokens_total[$window])", steady, "--start", "-5m", "--step", "5s")
+    _, answer = run_json(capsys, *words)
+    (row,) = answer["result"]
+    times = [time for time, _ in row["values"]]
+    assert times == list(range(1_700_000_005, 1_700_000_301, 5)), "one row, every step once"
+    assert [float(value) for _, value in row["values"]] == pytest.approx([1000] * 60, rel=0.02)
+
+
 def test_an_answer_without_series_is_said_on_stderr(capsys: Captured) -> None:
     assert run(capsys, "query", "no_such_series", str(DEMO)) == (
         0,

@@ -113,7 +113,7 @@ def _print(story: str, targets: Sequence[str], when: str, for_ms: int = 0) -> No
         diagnosis = diagnosis_of(session, window(session), load_playbooks(), ())
     print(story)
     print("\n" + _heading(f"The reading{when} (kvtop once)"))
-    print(reading_text(session.end_ms, session.window_ms, readings, panels, session.statuses))
+    print(reading_text(session.end_ms, session.window_at(session.end_ms), readings, panels, session.statuses))
     print("\n" + _heading("The diagnosis (kvtop diagnose)"))
     print(as_text(diagnosis))
 

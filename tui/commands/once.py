@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         from tui.commands.output import show
         from tui.commands.reading_text import reading_text
 
-        show(reading_text(at_ms, session.window_ms, readings, panels, session.statuses))
+        show(reading_text(at_ms, session.window_at(at_ms), readings, panels, session.statuses))
     return EXIT_NOTHING if session.empty else EXIT_OK
 
 
@@ -75,7 +75,7 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     panels = (*PANELS, *raw)
     of_one_scrape = session.end_ms == session.start_ms
     asked = _answerable(panels, session, of_one_scrape)
-    readings = read(session.view, at_ms, session.window_ms, panels, faults=faults, seen=known, asked=asked)
+    readings = read(session.view, at_ms, session.window_at(at_ms), panels, faults=faults, seen=known, asked=asked)
     if of_one_scrape:
         windowed = {panel.name for panel in panels if "[" in panel.expr}
         readings = [one if one.labels.get("instance") in faults else _of_one_scrape(one, windowed) for one in readings]

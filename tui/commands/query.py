@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tui.commands import EXIT_OK, CommandError
 from tui.commands.errors import plain_errors
 from tui.commands.session import Session, add_target_arguments, attached, collect, nothing, reach_ms, told_idle
 from tui.commands.when import duration_option, duration_text, moment_option, rfc3339
+from tui.windows import stretches
 
 if TYPE_CHECKING:
     from probes.promql.ast import Expr
@@ -105,10 +107,10 @@ def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     """The answer as Prometheus' ``data``."""
     from probes.promql.answer import to_prometheus_json
 
-    text = args.expr.replace("$window", duration_text(session.window_ms))
     if not args.start:
         at_ms = session.moment(args.time, "--time")
-        return to_prometheus_json(session.view.instant(text, at_ms), "instant", at_ms)
+        found = session.view.instant(_filled(args.expr, session.window_at(at_ms)), at_ms)
+        return to_prometheus_json(found, "instant", at_ms)
     end_ms = args.end.resolve(session.end_ms) if args.end else session.end_ms
     start_ms = args.start.resolve(session.end_ms)
     if start_ms > end_ms:
@@ -118,7 +120,29 @@ def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     step_ms = args.step or _step(end_ms - start_ms, session.interval_ms)
     if (end_ms - start_ms) // step_ms > _MAX_STEPS:
         raise CommandError(f"more than {_MAX_STEPS:,} steps: give a longer --step")
-    return to_prometheus_json(session.view.range(text, start_ms, end_ms, step_ms), "range")
+    times = range(start_ms, end_ms + 1, step_ms)
+    runs = [(session.longest_window_ms, times)]
+    if "$window" in args.expr:
+        runs = list(stretches(times, session.start_ms, session.interval_ms, session.longest_window_ms))
+    return _joined(
+        to_prometheus_json(session.view.range(_filled(args.expr, window), run[0], run[-1], step_ms), "range")
+        for window, run in runs
+    )
+
+
+def _filled(expr: str, window_ms: int) -> str:
+    return expr.replace("$window", duration_text(window_ms))
+
+
+def _joined(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Answers over stretches of time, one after the other, as one."""
+    rows: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+    joined: dict[str, Any] = {}
+    for joined in parts:
+        for row in joined["result"]:
+            known = rows.setdefault(tuple(sorted(row["metric"].items())), {**row, "values": []})
+            known["values"] += row["values"]
+    return {**joined, "result": [rows[key] for key in sorted(rows)]}
 
 
 def _step(span_ms: int, interval_ms: int) -> int:

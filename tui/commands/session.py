@@ -45,14 +45,17 @@ class Session:
         return self.attachment.view
 
     @property
-    def window_ms(self) -> int:
-        """``$window``: four intervals, at least a minute, but never more than the data that there is (a rate over a
-        window that is only partly filled would be too low)."""
-        wanted = max(4 * self.interval_ms, MIN_WINDOW_MS)
-        held = self.end_ms - self.start_ms
+    def longest_window_ms(self) -> int:
+        """``$window`` where there is enough data: four intervals, at least a minute."""
+        return max(4 * self.interval_ms, MIN_WINDOW_MS)
+
+    def window_at(self, at_ms: int) -> int:
+        """``$window`` at a moment: never more than the data up to then (a rate over a window that is only partly
+        filled would be too low)."""
+        held = at_ms - self.start_ms
         if held <= 0:
-            return wanted
-        return min(wanted, held // 1000 * 1000 or held)
+            return self.longest_window_ms
+        return min(self.longest_window_ms, held // 1000 * 1000 or held)
 
     @property
     def scraped(self) -> bool:

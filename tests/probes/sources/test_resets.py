@@ -60,7 +60,7 @@ def held(attachment: Attachment, name: str) -> list[float]:
 def rates(attachment: Attachment, at_ms: int) -> list[float]:
     found = attachment.view.instant("rate(vllm:prompt_tokens_total[10s])", at_ms)
     assert isinstance(found, Vector)
-    return found.values[found.present].tolist()
+    return [float(value) for value in found.values[found.present]]
 
 
 def reading(attachment: Attachment, at_ms: int) -> EntityReading:
