@@ -19,6 +19,7 @@ from kvstore import messages as m
 from kvstore import wire
 from kvstore.addresses import read_cluster
 from kvstore.calls.frames import FrameServer
+from kvstore.calls.turns import Turns
 from kvstore.clients import Clients, Connected
 from kvstore.door import PROTOCOL, Door, clear_the_way, refusal
 from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
@@ -78,6 +79,7 @@ class ShardServer:
         self.failed: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
         self._grpc: grpc.aio.Server | None = None
         self._front: Front | None = None
+        self._turns = Turns()
         self._frames: FrameServer | None = None
         self._door: Door | None = None
         self._nixl: NixlService | None = None
@@ -94,7 +96,7 @@ class ShardServer:
         await self._serve_nixl()
         self._grpc = self._new_grpc()
         self._listen(self._grpc)
-        self._frames = FrameServer(self._socket("calls"), self._answer, self.refusals)
+        self._frames = FrameServer(self._socket("calls"), self._answer, self.refusals, self._turns)
         await self._serve_page()
         self._pidfd = os.pidfd_open(os.getpid())
         arena, index = self.shard.pool.arena.memory, self.shard.pool.index.memory
@@ -294,6 +296,7 @@ class ShardServer:
 
     def _handler(self, expected: type[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(data: bytes, _context: Any) -> bytes:
+            await self._turns.mine(wire.asker(data), len(data))
             return await self._answer(data, expected)
 
         return answer

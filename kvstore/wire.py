@@ -201,6 +201,11 @@ def unpack_request(data: bytes) -> tuple[m.Envelope, Any]:
     return m.Envelope(clock, deadline_ms, trace, client, ticket), message
 
 
+def asker(data: bytes) -> int:
+    """The client that a packed request says it is from; 0 for what is no request."""
+    return int(_REQUEST.unpack_from(data)[5]) if len(data) >= _REQUEST.size else 0
+
+
 def pack_reply(clock: int, message: Any, epoch: int = 0) -> bytes:
     """`epoch`: of the shard's membership, 0 where that never changes."""
     shape = _BY_CLASS[type(message)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 from kvstore import wire
 from kvstore.calls import Broken, TimedOut, Unfit
+from kvstore.calls.turns import Turns
 from kvstore.door import clear_the_way, peer_of
 from kvstore.security import Refusals
 
@@ -134,12 +136,18 @@ def _too_late(answer: asyncio.Future[bytes]) -> None:
 
 
 class FrameServer:
-    """The answering side, at `path`, for processes of this user: `answer` makes a packed reply of a packed request."""
+    """The answering side, at `path`, for processes of this user: `answer` makes a packed reply of a packed request.
 
-    def __init__(self, path: Path, answer: Answer, refusals: Refusals | None = None) -> None:
+    `turns`: shared with others who ask the same shard.
+    """
+
+    def __init__(
+        self, path: Path, answer: Answer, refusals: Refusals | None = None, turns: Turns | None = None
+    ) -> None:
         self.path = path
         self.answer = answer
         self.refusals = refusals or Refusals()
+        self.turns = turns or Turns()
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
@@ -163,11 +171,13 @@ class FrameServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One client. Its requests are answered side by side; no more are read while it does not take its answers."""
+    """One client. Its requests begin in turn with others' and are answered side by side; no more are read while it does
+    not take its answers."""
 
     def __init__(self, server: FrameServer, all_of: set[_Connection]) -> None:
         self._answer = server.answer
         self._refusals = server.refusals
+        self._turns = server.turns
         self._who = ""
         self._all_of = all_of
         self._splitter = Splitter()
@@ -187,12 +197,9 @@ class _Connection(asyncio.Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
         try:
             for number, request in self._splitter.feed(data):
-                task = loop.create_task(self._reply(number, request))
-                self._open.add(task)
-                task.add_done_callback(self._done)
+                self._turns.begin(self, len(request), functools.partial(self._begin, number, request))
         except ValueError as error:
             self._refusals.note("request", self._who, f"{error}: at most {wire.MAX_BYTES} go at once")
             self.close()
@@ -209,10 +216,16 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._all_of.discard(self)
+        self._turns.forget(self)
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def _begin(self, number: int, request: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._reply(number, request))
+        self._open.add(task)
+        task.add_done_callback(self._done)
 
     async def _reply(self, number: int, request: bytes) -> None:
         reply = await self._answer(request)
@@ -224,7 +237,7 @@ class _Connection(asyncio.Protocol):
         self._pace()
 
     def _pace(self) -> None:
-        read = not self._full and len(self._open) < _MOST_OPEN
+        read = not self._full and len(self._open) + self._turns.waiting(self) < _MOST_OPEN
         if self._transport is None or self._transport.is_closing() or read is self._reading:
             return
         self._reading = read
