@@ -65,16 +65,16 @@ class Core:
             slots = self.pool.reserve(n, one_run=one_run, now_ms=now_ms)
         finally:
             self._note_evicted()
-        self.journal.logged[slots] = False
+        self.journal.forget(slots)
         self.meters.allocated(n, 1 + int(np.count_nonzero(np.diff(slots) != 1)))
         return slots
 
     def _note_evicted(self) -> None:
         for evicted in self.pool.drain_evicted():
             self.ghosts.add(evicted.keys, Miss.EVICTED)
-            known = self.journal.logged[evicted.slots]
-            self.journal.logged[evicted.slots] = False
-            self.journal.dropped(evicted.keys[known], Kind.EVICT, self.clock.now)
+            held = self.journal.holds(evicted.slots, evicted.keys)
+            self.journal.forget(evicted.slots)
+            self.journal.dropped(evicted.keys[held], Kind.EVICT, self.clock.now)
             self.meters.evicted_blocks[evicted.reason] += len(evicted.keys)
             self.meters.block_idle_before_evict_seconds.observe_many(evicted.idle_ms / 1000)
 
@@ -86,9 +86,9 @@ class Core:
         self.sessions.forget_slots(slots)
         self.pool.remove(slots)
         self.ghosts.add(keys, reason)
-        known = self.journal.logged[slots]
-        self.journal.logged[slots] = False
-        return self.journal.dropped(keys[known], kind, self.clock.now)
+        held = self.journal.holds(slots, keys)
+        self.journal.forget(slots)
+        return self.journal.dropped(keys[held], kind, self.clock.now)
 
     def end_session(self, session: Session, *, expired: bool, forget: bool) -> None:
         """A session is over. Its tails go, since nobody else can use them; with `forget` all that only it held goes."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.arena import Arena
-from kvstore.errors import BadRequest, StoreError
-from kvstore.log import Batch, Kind
+from kvstore.errors import BadRequest
+from kvstore.log import Batch
 from kvstore.messages import Published, Put
+from kvstore.shard.claims import Claim
 from kvstore.shard.core import Call, Core
 from kvstore.shard.leases import Slots, Words
 from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums, sums_of
+from kvstore.shard.relog import existing_batch, give_way, take_back, until_logged
 
 
 @dataclass(slots=True)
@@ -28,9 +30,10 @@ class _Flight:
     slots: Slots
     sums: Words
     clock: int
-    pinned: Slots
+    pins: list[Slots]
     existed: npt.NDArray[np.bool_]
-    logged: asyncio.Future[None] | None = None
+    logged: Claim | None = None
+    """Once something of it was handed to the log."""
     begun: float = field(default_factory=perf_counter)
 
 
@@ -55,7 +58,7 @@ class Puts:
         rows = rows[first_of_each(request.keys[rows])]
         # Pinned until published: room must not be made by evicting what this very put found to be there.
         pinned = np.unique(found[existed])
-        flight = _Flight(call, request, rows, _NO_SLOTS, _NO_WORDS, core.clock.tick(), pinned, existed)
+        flight = _Flight(call, request, rows, _NO_SLOTS, _NO_WORDS, core.clock.tick(), [pinned], existed)
         core.pool.pin(pinned)
         try:
             if len(rows):
@@ -107,55 +110,42 @@ class Puts:
                     sums=flight.sums,
                 )
             )
-        unlogged = flight.pinned[~core.journal.logged[flight.pinned]]
+        pinned = flight.pins[0]
+        unlogged = pinned[~core.journal.logged[pinned]]
         if len(unlogged):
-            headers = core.pool.arena.headers[unlogged]
-            batches.append(
-                core.journal.puts(
-                    core.pool.keys(unlogged),
-                    unlogged,
-                    clock=core.pool.clocks(unlogged),
-                    valid=core.pool.valid(unlogged),
-                    chains=headers["chain"],
-                    sums=headers["data_sum"],
-                )
-            )
+            batches.append(existing_batch(core, unlogged))
         if batches:
-            flight.logged = core.journal.write(Batch.joined(*batches), flight.call.traceparent)
+            flight.logged = core.journal.write(Batch.joined(*batches), flight.call.traceparent, unlogged)
 
     async def finish(self, flight: _Flight) -> Published:
         """After the log has answered: publish, or abandon what may not be."""
-        core = self._core
+        core, request, began = self._core, flight.request, perf_counter()
         try:
             if flight.logged is not None:
-                began = perf_counter()
-                await flight.logged
+                check = partial(self._require_may_publish, flight)
+                await until_logged(core, flight, request.keys, request.valid, request.chains, check)
                 self._stage("log", began, flight.call)
-            flight.call.require_time(core.now_ms())
-            core.ownership.require(core.now_ms())
-            core.ownership.require_home(flight.request.keys)
+            self._require_may_publish(flight)
         except BaseException as error:
             core.pool.abandon(flight.slots)
-            self._undo_log(flight, error)
+            take_back(core, flight, request.keys, error)
             raise
         finally:
-            core.pool.unpin(flight.pinned)
+            core.journal.done(flight.logged)
+            for slots in flight.pins:
+                core.pool.unpin(slots)
         return self.publish(flight)
 
-    def _undo_log(self, flight: _Flight, error: BaseException) -> None:
-        """What was logged and is not published must not come back by a recovery."""
-        failed = isinstance(error, StoreError) and flight.logged is not None and flight.logged.exception() is error
-        if flight.logged is not None and not failed:
-            keys = flight.request.keys[flight.rows]
-            self._core.journal.dropped(keys[self._core.pool.find(keys) < 0], Kind.REMOVE, flight.clock)
+    def _require_may_publish(self, flight: _Flight) -> None:
+        core = self._core
+        flight.call.require_time(core.now_ms())
+        core.ownership.require(core.now_ms())
+        core.ownership.require_home(flight.request.keys)
 
     def publish(self, flight: _Flight) -> Published:
         """Headers, then index. A key that somebody else published meanwhile stays as it is."""
         core, request, began = self._core, flight.request, perf_counter()
-        lost = core.pool.find(request.keys[flight.rows]) >= 0
-        if lost.any():
-            core.pool.abandon(flight.slots[lost])
-            flight.rows, flight.slots, flight.sums = flight.rows[~lost], flight.slots[~lost], flight.sums[~lost]
+        give_way(core, flight, request.keys, request.valid)
         rows, count, now_ms = flight.rows, len(flight.rows), core.now_ms()
         if count:
             core.pool.publish(
@@ -167,10 +157,10 @@ class Puts:
                 flight.sums,
                 now_ms=now_ms,
             )
+            if request.durability:
+                core.journal.noted(flight.slots, request.keys[rows])
         slots = core.pool.find(request.keys)
         there = slots >= 0
-        if request.durability:
-            core.journal.logged[slots[there]] = True
         session = core.sessions.find(request.session, now_ms) if request.session else None
         if session is not None:
             core.sessions.hold(session, slots[there])

@@ -90,7 +90,7 @@ def _publish(core: Core, slots: Slots, batch: list[LiveEntry], now_ms: int) -> N
             core.pool.publish(
                 slots[rows], keys[rows], clock[rows], valid[rows], chains[rows], sums[rows], flags=flags, now_ms=now_ms
             )
-    core.journal.logged[slots] = True
+    core.journal.noted(slots, keys)
     for row in np.flatnonzero(tails).tolist():
         _revive(core, batch[row], int(slots[row]), now_ms)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -311,6 +311,8 @@ class Shard:
         core.leases.sweep(now_ms)
         end_expired(core, now_ms)
         self.pool.sweep(now_ms)
+        core.journal.settle(self.clock.now)
+        self._tails.settle()
         self.meters.block_reuse_gap_seconds.observe_many(self.pool.drain_reuse_gaps_ms() / 1000)
         failure = core.journal.failure
         if failure is not None:
@@ -386,5 +388,5 @@ async def _ready(answer: Published) -> Published:
     return answer
 
 
-async def _awaited(future: asyncio.Future[None]) -> None:
+async def _awaited(future: Awaitable[None]) -> None:
     await future

@@ -6,8 +6,8 @@ again and is answered like the first time. While an append waits for the log its
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,15 @@ from kvstore.keys import Keys
 from kvstore.log import Batch, Kind, drops
 from kvstore.messages import Append, Miss, Published, TailMatch, TailMatched
 from kvstore.session import Session, Tail
+from kvstore.shard.claims import Claim, names
 from kvstore.shard.core import Call, Core
 from kvstore.shard.leases import Slots, Words
 from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums, sums_of
 from kvstore.shard.puts import published
+from kvstore.shard.relog import existing_batch, give_way, take_back, until_logged
 
 _NO_SLOTS: Slots = np.zeros(0, np.int64)
 Flags = npt.NDArray[np.bool_]
-
-
-def names(keys: Keys) -> list[bytes]:
-    """Keys as dictionary keys."""
-    raw = np.ascontiguousarray(keys).tobytes()
-    return [raw[row * 32 : row * 32 + 32] for row in range(len(keys))]
 
 
 @dataclass(slots=True)
@@ -49,11 +45,17 @@ class _Flight:
     """The keys to publish under: the tails', or the full blocks'."""
     rows: Slots
     """Those that get a slot: all, but for full blocks that are here already."""
-    logged: asyncio.Future[None] | None = None
+    logged: Claim | None = None
+    """Once something of it was handed to the log."""
     old: Slots = field(default_factory=lambda: _NO_SLOTS)
     """Slots of the versions before, −1 for a first one."""
-    pinned: Slots = field(default_factory=lambda: _NO_SLOTS)
+    pins: list[Slots] = field(default_factory=list)
     """Full blocks that are here already."""
+
+    @property
+    def ends(self) -> bool:
+        """The tails end in their full blocks."""
+        return self.target is not self.request.keys
 
 
 class Tails:
@@ -62,6 +64,8 @@ class Tails:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._busy: set[bytes] = set()
+        self._refused: list[tuple[Keys, int]] = []
+        """Tails, by session, that the log should hold and had no room for."""
 
     # --- appending --------------------------------------------------------------------------------------------------
 
@@ -87,9 +91,10 @@ class Tails:
         sums = np.zeros(0, np.uint64)
         flight = _Flight(call, request, tail_names, before, _NO_SLOTS, sums, core.clock.tick(), target, rows)
         # Pinned until published: room must not be made by evicting what this very append found to be there.
-        flight.pinned = found[found >= 0]
+        pinned = found[found >= 0]
+        flight.pins.append(pinned)
         flight.old = np.array([-1 if tail is None else tail.slot for tail in before], np.int64)
-        core.pool.pin(flight.pinned)
+        core.pool.pin(pinned)
         try:
             if len(rows):
                 flight.slots = core.reserve(len(rows), one_run=False, now_ms=now_ms)
@@ -97,9 +102,12 @@ class Tails:
             flight.sums = sums_of(core.pool.arena, flight.slots)
             require_sums(flight.sums, request.data_sums[rows])
             if request.durability:
-                flight.logged = core.journal.write(self._batch(flight), call.traceparent)
+                existing = pinned[~core.journal.logged[pinned]]
+                batches = self._batches(flight, existing)
+                if batches:
+                    flight.logged = core.journal.write(Batch.joined(*batches), call.traceparent, existing)
         except BaseException:
-            core.pool.unpin(flight.pinned)
+            core.pool.unpin(pinned)
             core.pool.abandon(flight.slots)
             raise
         self._busy.update(tail_names)
@@ -168,12 +176,12 @@ class Tails:
             raise TailConflict("a key of this append is in use and is no tail of this session")
         return before
 
-    def _batch(self, flight: _Flight) -> Batch:
+    def _batches(self, flight: _Flight, existing: Slots) -> list[Batch]:
         """New tokens of tails that the log knows, else whole blocks; a full block ends its tail in the same unit."""
         core, request, rows = self._core, flight.request, flight.rows
-        ends = flight.target is not request.keys
+        ends = flight.ends
         if ends:
-            known = (flight.old >= 0) & core.journal.logged[np.where(flight.old >= 0, flight.old, 0)]
+            known = (flight.old >= 0) & core.journal.known[np.where(flight.old >= 0, flight.old, 0)]
         else:
             known = self._continues(flight)
         chain = request.digests[-1].tobytes()
@@ -205,9 +213,10 @@ class Tails:
                 )
             )
         if ends:
-            batches += self._log_existing(flight)
+            # They take the place of what the log held as tails.
+            batches += [existing_batch(core, existing)] if len(existing) else []
             batches += [drops(request.keys[known], Kind.REMOVE, clock=flight.clock)] if known.any() else []
-        return Batch.joined(*batches)
+        return batches
 
     def _continues(self, flight: _Flight) -> Flags:
         """Rows of which the log needs only the new tokens: it holds those before, and they are the same bytes."""
@@ -219,44 +228,34 @@ class Tails:
                 found[row] = np.array_equal(gather(data[tail.slot], 0, tail.valid), gather(data[slot], 0, tail.valid))
         return found
 
-    def _log_existing(self, flight: _Flight) -> list[Batch]:
-        """Full blocks that are here already but not in the log: they take the place of what the log held as tails."""
-        core = self._core
-        slots = core.pool.find(flight.target)
-        slots = slots[slots >= 0]
-        slots = slots[~core.journal.logged[slots]]
-        if not len(slots):
-            return []
-        headers = core.pool.arena.headers[slots]
-        return [
-            core.journal.puts(
-                core.pool.keys(slots),
-                slots,
-                clock=core.pool.clocks(slots),
-                valid=core.pool.valid(slots),
-                chains=headers["chain"],
-                sums=headers["data_sum"],
-            )
-        ]
-
     async def finish(self, flight: _Flight) -> Published:
         """After the log has answered: publish the new versions, or take everything back."""
         core = self._core
         try:
-            if flight.logged is not None:
-                await flight.logged
-            flight.call.require_time(core.now_ms())
-            core.ownership.require(core.now_ms())
-            core.ownership.require_home(flight.request.keys)
-            session = self._require_unchanged(flight)
-        except BaseException:
+            if flight.logged is not None and flight.ends:
+                columns = self._columns(flight, len(flight.target))
+                check = partial(self._require_may_publish, flight)
+                await until_logged(core, flight, flight.target, columns[1], columns[2], check)
+            elif flight.logged is not None:
+                await flight.logged.future
+            session = self._require_may_publish(flight)
+        except BaseException as error:
             core.pool.abandon(flight.slots)
-            self._undo_log(flight)
+            self._undo_log(flight, error)
             raise
         finally:
             self._busy.difference_update(flight.names)
-            core.pool.unpin(flight.pinned)
+            core.journal.done(flight.logged)
+            for slots in flight.pins:
+                core.pool.unpin(slots)
         return self.publish(flight, session)
+
+    def _require_may_publish(self, flight: _Flight) -> Session:
+        core = self._core
+        flight.call.require_time(core.now_ms())
+        core.ownership.require(core.now_ms())
+        core.ownership.require_home(flight.request.keys)
+        return self._require_unchanged(flight)
 
     def _require_unchanged(self, flight: _Flight) -> Session:
         """The session lives and its tails are what they were when the append began."""
@@ -268,39 +267,54 @@ class Tails:
                 raise TailConflict("the tail was removed while the append was on its way")
         return session
 
-    def _undo_log(self, flight: _Flight) -> None:
+    def _undo_log(self, flight: _Flight, error: BaseException) -> None:
         """The log must end where the shard is: at the versions before, or at nothing."""
-        core, request = self._core, flight.request
-        if flight.logged is None or not flight.logged.done() or flight.logged.cancelled():
+        core, request, claim = self._core, flight.request, flight.logged
+        if claim is None or not claim.future.done() or claim.future.cancelled() or core.journal.failure is not None:
             return
-        if flight.logged.exception() is not None or core.journal.failure is not None:
+        if claim.future.exception() is not None and not claim.again:
             return
-        core.journal.dropped(flight.target[core.pool.find(flight.target) < 0], Kind.REMOVE, flight.clock)
+        if flight.ends:
+            take_back(core, flight, flight.target, error)
+        absent = request.keys[core.pool.find(request.keys) < 0]
+        core.journal.dropped(absent, Kind.REMOVE, flight.clock)
         live = core.pool.find(request.keys)
-        kept = np.flatnonzero((live >= 0) & (live == flight.old))
-        if len(kept):
-            slots = live[kept]
-            headers = core.pool.arena.headers[slots]
-            batch = core.journal.puts(
-                request.keys[kept],
-                slots,
-                clock=core.pool.clocks(slots),
-                valid=core.pool.valid(slots),
-                chains=headers["chain"],
-                sums=headers["data_sum"],
-                session=request.session,
-            )
-            core.pool.pin(slots)  # the log writes them from where they lie
-            core.journal.write(batch).add_done_callback(lambda future: self._written(future, slots))
+        self._put_back(live[(live >= 0) & (live == flight.old)], request.session)
 
-    def _written(self, future: asyncio.Future[None], slots: Slots) -> None:
-        self._core.pool.unpin(slots)
-        if not future.cancelled() and future.exception() is None:
-            self._core.journal.logged[slots] = True
+    def _put_back(self, slots: Slots, session: int) -> None:
+        """Log published versions of tails whole: behind what was logged and is not published, and was longer."""
+        core = self._core
+        if not len(slots):
+            return
+        core.journal.known[slots] = True
+        core.pool.pin(slots)  # the log writes them from where they lie
+        claim = core.journal.write(existing_batch(core, slots, session), existing=slots)
+        claim.future.add_done_callback(lambda _: self._written(claim, session))
+
+    def _written(self, claim: Claim, session: int) -> None:
+        core, slots = self._core, claim.existing
+        core.pool.unpin(slots)
+        keys = core.pool.keys(slots)
+        there = core.pool.find(keys) == slots
+        if not claim.future.cancelled() and claim.future.exception() is None:
+            there &= np.array([name not in claim.dropped for name in names(keys)], np.bool_)
+            core.journal.noted(slots[there], keys[there])
+        else:
+            core.journal.logged[slots[there]] = False
+            self._refused.append((keys[there], session))
+        core.journal.done(claim)
+
+    def settle(self) -> None:
+        """Try again to put back what the log had no room for."""
+        refused, self._refused = self._refused, []
+        for keys, session in refused:
+            slots = self._core.pool.find(keys)
+            slots = slots[slots >= 0]
+            self._put_back(slots[~self._core.journal.logged[slots]], session)
 
     def publish(self, flight: _Flight, session: Session) -> Published:
         """New versions of tails, or their full blocks."""
-        answer = self._publish_full(flight, session) if flight.target is not flight.request.keys else None
+        answer = self._publish_full(flight, session) if flight.ends else None
         if answer is None:
             answer = self._publish_tails(flight, session)
         core = self._core
@@ -323,8 +337,9 @@ class Tails:
             else:
                 core.pool.replace(old, slots, keys, clock, valid, chains, flight.sums[rows], now_ms=now_ms)
                 core.sessions.moved(session, old, slots)
-                core.journal.logged[old] = False
-        core.journal.logged[flight.slots] = bool(request.durability)
+                core.journal.superseded(old, slots, logged=False)
+        if request.durability:
+            core.journal.noted(flight.slots, request.keys)
         for name, slot in zip(flight.names, flight.slots.tolist(), strict=True):
             session.tails[name] = Tail(slot, flight.clock, request.valid, request.digests)
         return published(core, flight.slots, fresh=np.arange(len(flight.slots)))
@@ -332,16 +347,13 @@ class Tails:
     def _publish_full(self, flight: _Flight, session: Session) -> Published:
         """The full blocks under their content keys, then the tails leave."""
         core, request, now_ms = self._core, flight.request, self._core.now_ms()
-        lost = core.pool.find(flight.target[flight.rows]) >= 0
-        if lost.any():
-            core.pool.abandon(flight.slots[lost])
-            flight.slots, flight.rows, flight.sums = flight.slots[~lost], flight.rows[~lost], flight.sums[~lost]
+        give_way(core, flight, flight.target, self._columns(flight, len(flight.target))[1])
         if len(flight.slots):
-            columns = self._columns(flight, len(flight.slots))
-            core.pool.publish(flight.slots, flight.target[flight.rows], *columns, flight.sums, now_ms=now_ms)
+            columns, keys = self._columns(flight, len(flight.slots)), flight.target[flight.rows]
+            core.pool.publish(flight.slots, keys, *columns, flight.sums, now_ms=now_ms)
+            if request.durability:
+                core.journal.noted(flight.slots, keys)
         slots = core.pool.find(flight.target)
-        if request.durability:
-            core.journal.logged[slots[slots >= 0]] = True
         core.sessions.hold(session, slots[slots >= 0])
         self._end_tails(flight, session)
         return published(core, slots, fresh=flight.rows)
@@ -350,7 +362,7 @@ class Tails:
         core = self._core
         old = flight.old[flight.old >= 0]
         if flight.logged is not None:
-            core.journal.logged[old] = False  # dropped in the same unit of the log
+            core.journal.forget(old)  # dropped in the same unit of the log
         core.remove(old, Miss.REMOVED, Kind.REMOVE)
         for name in flight.names:
             session.tails.pop(name, None)
