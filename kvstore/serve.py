@@ -175,7 +175,7 @@ def _tell(server: ShardServer, ready_fd: int) -> None:
         os.close(ready_fd)
         return
     page = f", metrics {facts['metrics']}" if facts["metrics"] else ""
-    who = f"shard {facts['shard']} of {facts['shards']}"
+    who = f"shard {facts['shard']} of {facts['cluster'] or facts['shards']}"
     print(f"{who}: {facts['address']}{page}, {facts['blocks']} blocks", flush=True)
 
 

@@ -23,7 +23,8 @@ def get_one(shards: Shards, at: Locations, out: Bytes, block_bytes: int, *, veri
     """Block and clock of one location, read into `out` `[1, slot_bytes]`; None where anything is not as it should be:
     the general way then finds out what."""
     number, slot, generation = int(at.shard[0]), int(at.slot[0]), int(at.generation[0])
-    peer = shards.links[number].peer
+    link = shards.links.get(number)
+    peer = None if link is None else link.peer
     if slot < 0 or peer is None or not peer.connected():
         return None
     began = time.perf_counter()

@@ -20,7 +20,8 @@ def get_whole(
 ) -> tuple[Blocks, int] | None:
     """Blocks and newest clock of locations, read into `out` `[n, slot_bytes]`; None where a row is not good at once."""
     number, slots, generations = int(at.shard[0]), at.slot, at.generation
-    peer = shards.links[number].peer
+    link = shards.links.get(number)
+    peer = None if link is None else link.peer
     if peer is None or not peer.connected() or int(slots.min()) < 0:
         return None
     if len(shards) > 1 and (at.shard != number).any():

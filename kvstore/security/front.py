@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import ssl
 import threading
@@ -45,6 +46,8 @@ class Front:
         self.inside = str(inside)
         self.refusals = refusals
         self.connections: set[_Outer] = set()
+        # Each takes three descriptors: two here, one in gRPC.
+        self.most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._bound = bound
         self._access = access
         self._context = access.server_context()
@@ -109,8 +112,8 @@ class _Outer(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._who = _name(transport.get_extra_info("peername"))
-        if len(self._front.connections) >= MOST_CONNECTIONS:
-            self._front.refusals.note("connections", self._who, f"{MOST_CONNECTIONS} are connected")
+        if len(self._front.connections) >= self._front.most:
+            self._front.refusals.note("connections", self._who, f"{self._front.most} are connected")
             transport.abort()
             return
         self._front.connections.add(self)
@@ -157,7 +160,11 @@ class _Outer(asyncio.Protocol):
             self._transport.close()
 
     def encrypt(self, data: bytes) -> None:
-        self._tls.write(data)
+        try:
+            self._tls.write(data)
+        except ssl.SSLError:  # the client has ended its side
+            self.abort()
+            return
         self._flush()
 
     def pause(self, pause: bool) -> None:

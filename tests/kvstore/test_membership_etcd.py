@@ -125,9 +125,14 @@ def test_shards_join_and_leave_under_a_reader_and_only_what_must_move_moves(etcd
                     client.put(keys, blocks_for(keys), session=session)  # the session lives on the new shard, too
                     assert client.get(keys).found.all()
                     after = home(client, keys)
+                    located = client.lookup(keys)
                 until(lambda: epoch_of(client) == 3, "the client has not heard that it left")
                 assert np.array_equal(home(client, keys) != after, after == 2)
                 assert np.array_equal(client.get(keys).found, after != 2)
+                assert np.array_equal(client.get(located).found, after != 2)  # places that are no more: looked up again
+                one = client.lookup(keys[:1])
+                one.shard[:] = 2  # the quick way for one block, too
+                assert client.get(one, client.buffer(1)).found.all() == (after[0] != 2)
                 client.put(keys, blocks_for(keys))
                 assert np.array_equal(client.get(keys).data, blocks_for(keys))
             assert wrong == []
