@@ -26,9 +26,11 @@ from tui.reading import (
     duration,
     identities,
     last_ages,
+    last_words,
     mixed,
     of_one_kind,
     presence,
+    recalled,
     restarted,
 )
 from tui.trail import History, Key, Trail
@@ -51,6 +53,7 @@ class Observer:
         self._identities: dict[Labels, Mapping[str, str]] = {}
         self._seen: dict[str, frozenset[str]] = {}
         self._heard: dict[str, int] = {}
+        self._last_words: dict[int, dict[str, Grid]] = {}
         self._looked_up: set[str] = set()
         self._turn = 0
         self._ticks = 0
@@ -86,7 +89,7 @@ class Observer:
             self._identities,
             mixed(self.view, at_ms, duration(self.window_ms)),
         )
-        found = assemble(self._grids, PANELS, moment, self._known)
+        found = assemble(self._recalled(faults, start_ms), PANELS, moment, self._known)
         rows = tuple(self._with_last(row, at_ms, faults.get(row.labels.get("instance", ""), "")) for row in found)
         return rows, fleet(rows, PANELS, self._over_all)
 
@@ -102,6 +105,17 @@ class Observer:
             }
         self._heard |= {instance: at_ms - round(age_s * 1000) for instance, age_s in found.items()}
         return {**{i: (at_ms - self._heard[i]) / 1000 for i in faults if i in self._heard}, **found}
+
+    def _recalled(self, faults: Mapping[str, str], start_ms: int) -> Mapping[str, Grid]:
+        """The grids, of silent instances with the windowed numbers of when they were last heard (asked once)."""
+        heard = {instance: self._heard[instance] for instance in faults if instance in self._heard}
+        self._last_words = {ms: words for ms, words in self._last_words.items() if ms in heard.values()}
+        grids = self._grids
+        for instance, ms in heard.items():
+            if ms not in self._last_words:
+                self._last_words[ms] = last_words(self.view, PANELS, ms, self.window_at(ms, start_ms))
+            grids = recalled(grids, self._last_words[ms], instance)
+        return grids
 
     def trails(self) -> dict[Key, Trail]:
         """History of every charted panel, for each engine and for the fleet (no labels)."""

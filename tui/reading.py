@@ -1,11 +1,13 @@
 """Readings: what each panel says about each entity, with its state. No textual here; `kvtop once` uses it too.
 
-    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None, asked=None) -> list[EntityReading]
+    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None, asked=None, start_ms=None)
+        -> list[EntityReading]
 
 - ``view``: a `probes.view.View`, or what answers like one (see `Asked`); ``at_ms``: milliseconds since the epoch;
   ``window_ms``: length of ``$window``.
 - ``faults``: instance to the fault of its source in words, for sources that are not fresh.
 - ``seen``: canonical name to the instances that ever had it (`presence` finds it when not given).
+- ``start_ms``: where the data begins; no window of a silent instance then reaches back beyond it.
 - ``asked``: of ``panels`` those that can have an answer, where that is known (all of them when not given).
 - Answer: one `EntityReading(labels, values)` an entity; ``values`` maps a panel's name (a ``kv:*`` name) to a
   `Reading(value, unit, state, age_s)`. ``as_json(at_ms, readings)`` is the document of `kvtop once --json`.
@@ -199,10 +201,12 @@ def read(
     faults: Mapping[str, str] | None = None,
     seen: Mapping[str, frozenset[str]] | None = None,
     asked: Sequence[Panel] | None = None,
+    start_ms: int | None = None,
 ) -> list[EntityReading]:
     """Every panel for every entity at one moment (see the module's text)."""
     with getattr(view, "sharing", nullcontext)():
-        return _read(view, at_ms, window_ms, panels, faults or {}, seen, panels if asked is None else asked)
+        due = panels if asked is None else asked
+        return _read(view, at_ms, window_ms, panels, faults or {}, seen, due, start_ms)
 
 
 def _read(
@@ -213,12 +217,17 @@ def _read(
     faults: Mapping[str, str],
     seen: Mapping[str, frozenset[str]] | None,
     asked: Sequence[Panel],
+    start_ms: int | None,
 ) -> list[EntityReading]:
     window = duration(window_ms)
     known_ages = ages(view, at_ms)
     if faults and not faults.keys() <= known_ages.keys():
         known_ages = {**last_ages(view, at_ms, window_ms // 4 or 1000), **known_ages}
     grids = {panel.name: ask(view, panel.at(window), at_ms) for panel in asked}
+    for instance in faults.keys() & known_ages.keys():
+        heard_ms = at_ms - round(known_ages[instance] * 1000)
+        held_ms = window_ms if start_ms is None else min(window_ms, heard_ms - start_ms)
+        grids = recalled(grids, last_words(view, asked, heard_ms, held_ms), instance)
     if seen is None:
         seen = presence(view, at_ms, window_ms, (need for panel in panels for need in panel.needs))
     moment = Moment(
@@ -268,6 +277,26 @@ def last_ages(view: Asked, at_ms: int, step_ms: int) -> dict[str, float]:
     expr = f"max by (instance) (max_over_time(({_GOOD})[15m:{duration(step_ms)}]))"
     grid = ask(view, expr, at_ms)
     return {e.get("instance"): max(0.0, at_ms / 1000 - c[-1]) for e, c in grid.items() if not math.isnan(c[-1])}
+
+
+def last_words(view: Asked, panels: Sequence[Panel], heard_ms: int, window_ms: int) -> dict[str, Grid]:
+    """What the windowed panels said when a source was last heard: from then on its window empties, and a rate over it
+    falls without anything having changed."""
+    windowed = [panel for panel in panels if panel.windowed]
+    if window_ms <= 0:
+        return {panel.name: {} for panel in windowed}
+    return {panel.name: ask(view, panel.at(duration(window_ms)), heard_ms) for panel in windowed}
+
+
+def recalled(grids: Mapping[str, Grid], words: Mapping[str, Grid], instance: str) -> dict[str, Grid]:
+    """The grids with one instance's rows as ``words`` have them."""
+    found = dict(grids)
+    for name, grid in words.items():
+        others = {
+            entity: column for entity, column in found.get(name, {}).items() if entity.get("instance") != instance
+        }
+        found[name] = others | {entity: column for entity, column in grid.items() if entity.get("instance") == instance}
+    return found
 
 
 def restarted(view: Asked, at_ms: int, window: str) -> frozenset[str]:

@@ -227,10 +227,10 @@ def test_a_negated_series_is_no_option(capsys: Captured) -> None:
 def test_one_scrape_has_no_rate_and_says_so(capsys: Captured) -> None:
     words = ("query", "rate(kv:generation_tokens_total[1m])")
     with Endpoint() as endpoint, LivingPage(endpoint):
-        _, out, _ = run(capsys, *words, endpoint.target)
+        _, out, said = run(capsys, *words, endpoint.target)
         _, document, err = run(capsys, *words, endpoint.target, "--json")
-        _, plain, _ = run(capsys, "query", "no_such_series", endpoint.target)
-    assert "--for 30s" in out
+        _, _, plain = run(capsys, "query", "no_such_series", endpoint.target)
+    assert (out, "--for 30s" in said) == ("", True)
     assert json.loads(document)["result"] == []
     assert "--for 30s" in err
     assert "--for" not in plain

@@ -12,6 +12,7 @@ import pytest
 from probes.attach import Attachment, attach
 from probes.labels import Labels
 from tui.fleet import fleet, pooled, sound
+from tui.observer import Observer
 from tui.panels import BY_NAME, PANELS
 from tui.provenance import explain
 from tui.reading import FLEET, EntityReading, Reading, State, as_json, entity_of, read, sort_key
@@ -223,3 +224,35 @@ def test_where_a_number_comes_from(tmp_path: Path) -> None:
     assert (whole.value, len(whole.inputs)) == (7.0, 2)
     restarts = explain(view, BY_NAME["kv:restarts"], pod, END_MS, 60_000)
     assert restarts.value == 0.0
+
+
+SILENT = {"pod-1:8000": "refused: cannot connect"}
+
+
+@pytest.mark.parametrize("silent_s", [5, 20, 45])
+def test_a_silent_source_keeps_the_rate_that_it_had_when_it_was_last_heard(tmp_path: Path, silent_s: int) -> None:
+    view = engines(tmp_path).view
+    before = by_pod(read(view, END_MS, 60_000, PANELS))["pod-1:8000"].values["kv:generation_tokens:rate"]
+    at_ms = END_MS + silent_s * 1000
+    after = by_pod(read(view, at_ms, 60_000, PANELS, faults=SILENT))["pod-1:8000"].values["kv:generation_tokens:rate"]
+    assert before.value is not None
+    assert (after.value, after.state, after.age_s) == (before.value, State.STALE, silent_s)
+    observer = Observer(view, STEP_S * 1000, 60_000, 300_000)
+    for at in range(END_MS, at_ms + 1, STEP_S * 1000):
+        rows, _ = observer.observe(at, START_S * 1000, SILENT if at > END_MS else {})
+    shown = by_pod(rows)["pod-1:8000"].values["kv:generation_tokens:rate"]
+    assert (shown.value, shown.state, shown.age_s) == (before.value, State.STALE, silent_s)
+
+
+def test_of_a_source_that_was_heard_for_a_short_while_the_rate_is_right(tmp_path: Path) -> None:
+    """Watched for longer than it was heard: its window must not reach back before its first sample."""
+    view = engines(tmp_path).view
+    at_ms = (START_S + 40) * 1000
+    words = {"faults": SILENT, "start_ms": START_S * 1000}
+    (true,) = (read(view, at_ms, 40_000, PANELS)[0].values["kv:generation_tokens:rate"].value,)
+    late = read(view, END_MS + 30_000, END_MS + 30_000 - START_S * 1000, PANELS, **words)[0]  # type: ignore[arg-type]
+    assert late.values["kv:generation_tokens:rate"].value == pytest.approx(true, rel=0.01)
+
+
+def by_pod(rows: Iterable[EntityReading]) -> dict[str, EntityReading]:
+    return {row.labels["instance"]: row for row in rows if row.labels.get("engine")}

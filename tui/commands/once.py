@@ -75,7 +75,10 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     panels = (*PANELS, *raw)
     of_one_scrape = session.end_ms == session.start_ms
     asked = _answerable(panels, session, of_one_scrape)
-    readings = read(session.view, at_ms, session.window_at(at_ms), panels, faults=faults, seen=known, asked=asked)
+    window_ms = session.window_at(at_ms)
+    readings = read(
+        session.view, at_ms, window_ms, panels, faults=faults, seen=known, asked=asked, start_ms=session.start_ms
+    )
     if of_one_scrape:
         windowed = {panel.name for panel in panels if "[" in panel.expr}
         readings = [one if one.labels.get("instance") in faults else _of_one_scrape(one, windowed) for one in readings]
