@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import IntEnum
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -34,13 +36,34 @@ class _Answer(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
+class _Stage(IntEnum):
+    """Of a connection: who is dropped first when there are too many."""
+
+    SILENT = 0
+    """It has never said a whole request."""
+    KEPT = 1
+    ANSWERED = 2
+
+
+@dataclass(eq=False)
+class _Guest:
+    """A connection; in its stage since `since` (the loop's time)."""
+
+    task: asyncio.Task[None]
+    since: float
+    stage: _Stage = _Stage.SILENT
+
+    def enter(self, stage: _Stage) -> None:
+        self.stage, self.since = stage, asyncio.get_running_loop().time()
+
+
 class MetricsServer:
     """A page under a port; made by `serve_metrics`."""
 
     def __init__(self, collector: StoreCollector) -> None:
         self._collector = collector
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-page")
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: set[_Guest] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -65,26 +88,36 @@ class MetricsServer:
         """Stop listening and drop what is connected."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._open):
+        tasks = [guest.task for guest in self._open]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._renderer.shutdown(wait=False, cancel_futures=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._open) >= MAX_CONNECTIONS:
-            writer.close()
-            return
-        self._open.add(task)
+        assert task is not None
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._drop_one()
+        guest = _Guest(task, asyncio.get_running_loop().time())
+        self._open.add(guest)
         try:
-            await self._converse(reader, writer)
-        except (TimeoutError, ConnectionError, h11.ProtocolError, asyncio.CancelledError):
-            pass  # the other side went away, was slow, or spoke something else
+            await self._converse(guest, reader, writer)
+        except (TimeoutError, ConnectionError, asyncio.CancelledError):
+            writer.transport.abort()  # the other side went away or was slow: what it did not take is not kept for it
+        except h11.ProtocolError:
+            pass  # it spoke something else
         finally:
-            self._open.discard(task)
+            self._open.discard(guest)
             writer.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _drop_one(self) -> None:
+        """Whoever comes is let in: silent connections must not keep scrapers out."""
+        guest = min(self._open, key=lambda guest: (guest.stage, guest.since))
+        self._open.discard(guest)
+        guest.task.cancel()
+
+    async def _converse(self, guest: _Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         while True:
             try:
@@ -95,7 +128,9 @@ class MetricsServer:
                 return
             if request is None:
                 return
+            guest.enter(_Stage.ANSWERED)
             await self._send(talk, writer, await self._answer(request))
+            guest.enter(_Stage.KEPT)
             if talk.our_state is not h11.DONE or talk.their_state is not h11.DONE:
                 return
             talk.start_next_cycle()

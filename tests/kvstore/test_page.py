@@ -291,16 +291,25 @@ async def test_what_is_not_http_is_turned_away_and_the_next_is_served(server: Me
     assert (await asked(server, "GET", "/metrics"))[0] == 200
 
 
-async def test_connections_are_bounded(server: MetricsServer) -> None:
-    held = [await asyncio.open_connection(*server.address) for _ in range(MAX_CONNECTIONS)]
-    await asyncio.sleep(0.05)
-    reader, writer = await asyncio.open_connection(*server.address)
-    assert await reader.read() == b"", "one too many is closed at once"
-    writer.close()
-    for _, other in held:
-        other.close()
-    await asyncio.sleep(0.05)
+async def test_silent_connections_are_bounded_and_keep_no_scraper_out(server: MetricsServer) -> None:
+    ask = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    kept = await asyncio.open_connection(*server.address)
+    kept[1].write(ask)
+    assert (await kept[0].read(12)) == b"HTTP/1.1 200"
+    held = []
+    for turn in range(MAX_CONNECTIONS + 8):
+        held.append(await asyncio.open_connection(*server.address))
+        held[-1][1].write(b"GET /met" if turn % 2 else b"")
     assert (await asked(server, "GET", "/metrics"))[0] == 200
+    async with asyncio.timeout(20):
+        assert await held[0][0].read() == b"", "the one that has been silent for longest is dropped"
+    kept[1].write(ask)
+    async with asyncio.timeout(20):
+        while b"HTTP/1.1 200" not in await kept[0].readline():
+            pass  # what is left of the first answer
+    assert len(server._open) <= MAX_CONNECTIONS
+    for _, writer in (kept, *held):
+        writer.close()
 
 
 async def test_a_scrape_that_fails_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
