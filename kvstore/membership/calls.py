@@ -107,6 +107,9 @@ class EtcdCalls:
                     return
         except grpc.aio.AioRpcError as error:
             raise EtcdSilent(error.details() or error.code().name) from None
+        except asyncio.CancelledError:
+            _require_cancelled()
+            raise EtcdSilent("the connection was changed") from None
         finally:
             call.cancel()
             await call.code()  # gRPC has let go of it, and so of this loop
@@ -145,6 +148,9 @@ class EtcdCalls:
             raise EtcdSilent(f"etcd at {self._endpoint}: {why.rpartition(': ')[2]}") from None
         except TimeoutError:
             raise EtcdSilent(f"etcd at {self._endpoint} does not answer") from None
+        except asyncio.CancelledError:
+            _require_cancelled()
+            raise EtcdSilent("the connection was changed") from None
         except ValueError:
             raise EtcdSilent(f"{self._endpoint} answers, but is no etcd") from None
 
@@ -203,6 +209,13 @@ def endpoints_of(text_of: str, access: Access) -> tuple[list[str], bool]:
 def unavailable(error: EtcdSilent) -> ShardUnavailable:
     """What a client is told."""
     return ShardUnavailable(f"the members of the store cannot be learned: {error}")
+
+
+def _require_cancelled() -> None:
+    """Raise if this task was. If not, its channel was closed while it was in use: gRPC says that in the same way."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _changed_at(key: str, revision: int) -> bytes:

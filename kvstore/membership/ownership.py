@@ -9,6 +9,7 @@ time, whatever the network does.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from kvstore.membership.homes import Homes
 
 FOREVER = 1 << 62
+_MOST_ASLEEP_MS = 20
+"""Less than that is two clocks read one after the other."""
 
 
 class Ownership:
@@ -31,6 +34,7 @@ class Ownership:
         """CLOCK_MONOTONIC; readers' leases end no later."""
         self.registered = False
         """Whether it owns only what the membership says, instead of all keys that come."""
+        self._asleep_ms = _asleep_ms()
         self.epoch = 0
         self.homes: Homes | None = None
         """Of `epoch`."""
@@ -41,9 +45,13 @@ class Ownership:
         """From now on the membership says what is owned: nothing, so far."""
         self.registered, self.number, self.until_ms = True, number, 0
 
+    def renewed(self, until_ms: int) -> None:
+        """The lease lasts until then."""
+        self.until_ms, self._asleep_ms = until_ms, _asleep_ms()
+
     def require(self, now_ms: int) -> None:
         """Raise `OwnerLapsed` where the lease may have ended: asked before something is published, and after."""
-        if now_ms >= self.until_ms:
+        if now_ms >= self.until_ms or (self.registered and _asleep_ms() - self._asleep_ms > _MOST_ASLEEP_MS):
             raise OwnerLapsed(
                 f"shard {self.number} could not renew its lease: it publishes nothing until it can (gets go on)"
             )
@@ -64,3 +72,8 @@ class Ownership:
             raise EpochStale(
                 f"{elsewhere} of {len(keys)} keys have another home than shard {self.number} in epoch {self.epoch}"
             )
+
+
+def _asleep_ms() -> int:
+    """How long this host has been suspended so far: CLOCK_MONOTONIC, by which leases go, stands still then."""
+    return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()) // 1_000_000

@@ -136,7 +136,7 @@ class Registration:
         return document.join(self._name)
 
     def _owned_from(self, asked_ms: int) -> None:
-        self.ownership.until_ms = asked_ms + self._lease_ms - max(MARGIN_MS, self._lease_ms // 10)
+        self.ownership.renewed(asked_ms + self._lease_ms - max(MARGIN_MS, self._lease_ms // 10))
 
     async def _keep(self) -> None:
         """Renew three times a lease; while etcd is silent, or the lease has gone, several times a second."""
@@ -152,7 +152,7 @@ class Registration:
                     await self._enter()
                     _log.warning("shard %d is a member again, in epoch %d", self.ownership.number, self.ownership.epoch)
                 self._heard()
-            except (EtcdSilent, StoreError) as error:
+            except Exception as error:  # whatever it is: a lease that nobody renews any more is the end of the shard
                 self._unheard(error)
             await asyncio.sleep(nap)
 
@@ -176,6 +176,9 @@ class Registration:
                 revision = await self._look()
                 await self._calls.changed(self._folder, revision)
             except (EtcdSilent, StoreError):
+                await asyncio.sleep(AGAIN_S)
+            except Exception:
+                _log.exception("the members could not be looked at")
                 await asyncio.sleep(AGAIN_S)
 
     async def _look(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from kvstore.errors import BadRequest, EpochStale, LayoutMismatch, OwnerLapsed
 from kvstore.keys import Keys
 from kvstore.layout import Layout
-from kvstore.membership import Member, View, membership_of
+from kvstore.membership import Member, View, membership_of, ownership
 from kvstore.membership.calls import endpoints_of
 from kvstore.membership.document import Document, folder_of
 from kvstore.membership.homes import Homes
@@ -125,7 +125,7 @@ def test_ownership() -> None:
         owner.require(5)
     with pytest.raises(EpochStale, match="not a member yet"):
         owner.require_home(keys)
-    owner.until_ms = 100
+    owner.renewed(100)
     owner.require(99)
     with pytest.raises(OwnerLapsed):
         owner.require(100)
@@ -145,17 +145,30 @@ def test_ownership() -> None:
     owner.require_home(keys)
 
 
+def test_a_lease_does_not_outlast_a_hosts_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Ownership()
+    owner.register(0)
+    owner.renewed(10_000)
+    owner.require(9_000)
+    asleep = ownership._asleep_ms() + 5_000  # the host was suspended: CLOCK_MONOTONIC stood still, etcd's did not
+    monkeypatch.setattr(ownership, "_asleep_ms", lambda: asleep)
+    with pytest.raises(OwnerLapsed):
+        owner.require(9_000)
+    owner.renewed(20_000)
+    owner.require(9_000)
+
+
 async def test_readers_leases_end_no_later_than_the_shards_own() -> None:
     rig = Rig()
-    put, ownership = rig.put_message(range(16)), rig.shard.core.ownership
+    put, owner = rig.put_message(range(16)), rig.shard.core.ownership
     await rig.ask(put)
-    assert ownership.until_ms == FOREVER
+    assert owner.until_ms == FOREVER
     assert (await rig.ask(Lookup(put.keys, lease_ms=10_000))).lease_until_ms == rig.now_ms + 10_000
-    ownership.until_ms = rig.now_ms + 700
+    owner.until_ms = rig.now_ms + 700
     located = await rig.ask(Lookup(put.keys, lease_ms=10_000))
-    assert located.lease_until_ms == ownership.until_ms
+    assert located.lease_until_ms == owner.until_ms
     renewed = await rig.ask(Lease(np.array([located.lease], np.uint64), 60_000))
-    assert renewed.until_ms.tolist() == [ownership.until_ms]
+    assert renewed.until_ms.tolist() == [owner.until_ms]
     rig.now_ms += 701
     located = await rig.ask(Lookup(put.keys, lease_ms=10_000))
     assert (located.slot >= 0).all()  # found, readable, but not leased
@@ -168,12 +181,12 @@ async def test_readers_leases_end_no_later_than_the_shards_own() -> None:
 
 async def test_a_shard_whose_lease_ends_while_it_works_does_not_say_that_it_is_done() -> None:
     rig = Rig()
-    pool, ownership = rig.shard.core.pool, rig.shard.core.ownership
+    pool, owner = rig.shard.core.pool, rig.shard.core.ownership
     publish = pool.publish
 
     def late(*args: object, **options: object) -> object:
         done = publish(*args, **options)  # type: ignore[arg-type]
-        ownership.until_ms = rig.now_ms  # it was stopped here, and woke when its lease had ended
+        owner.until_ms = rig.now_ms  # it was stopped here, and woke when its lease had ended
         return done
 
     pool.publish = late  # type: ignore[method-assign,assignment]
