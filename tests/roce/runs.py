@@ -21,8 +21,11 @@ SERVE = "exec python3 -m kvstore.cli serve --nixl --insecure --blocks 512 --mode
 
 @dataclass(frozen=True)
 class Run:
-    """``fault`` is a script for guest a that acts ``after_s`` into the loop, with ``$shard`` the shard's process;
-    ``netem`` the impairment of a guest's egress during the whole loop; ``settings`` the environment on both sides."""
+    """``fault`` is a script for guest a that acts ``after_s`` into the loop, with ``$shard`` the shard's process.
+
+    ``netem`` is the impairment of a guest's egress during the whole loop, ``settings`` the environment on both sides;
+    ``ends``: no other run can follow in the same pair.
+    """
 
     name: str
     says: str
@@ -32,13 +35,14 @@ class Run:
     after_s: float = 6.0
     settings: Mapping[str, str] = field(default_factory=dict)
     lane: str = "rc"
+    ends: bool = False
 
 
 NOTE = 'note() { echo "$1" > /dev/udp/$PEER/7001; }\n'
 RUNS = (
     Run("healthy", "nothing is done"),
-    Run("loss-requests", "2 % loss on what the client sends (netem on b)", 60.0, {"b": "loss 2%"}),
-    Run("loss-answers", "2 % loss on what the shard sends (netem on a)", 60.0, {"a": "loss 2%"}),
+    Run("loss-requests", "2 % loss on what the client sends (netem on b)", 75.0, {"b": "loss 2%"}),
+    Run("loss-answers", "2 % loss on what the shard sends (netem on a)", 75.0, {"a": "loss 2%"}),
     Run("delay", "2 ms delay on what the client sends (netem on b)", netem={"b": "delay 2ms"}),
     Run(
         "link-down",
@@ -50,7 +54,7 @@ RUNS = (
         "the shard is stopped (SIGSTOP) for 12 s",
         fault="note stop; kill -STOP $shard; sleep 12; kill -CONT $shard; note cont",
     ),
-    Run("killed", "the shard is killed (SIGKILL)", 30.0, fault="note kill; kill -KILL $shard"),
+    Run("killed", "the shard is killed (SIGKILL)", fault="note kill; kill -KILL $shard", ends=True),
     Run(
         "tcp",
         "UCX_TLS=tcp on both sides",
@@ -76,64 +80,103 @@ class Result:
         return next((by for path, by in self.grew[role].items() if path.endswith(f"/{name}")), 0)
 
 
+@dataclass
+class Pair:
+    """A shard in a and a client in b that one run after another is played with."""
+
+    name: str
+    settings: Mapping[str, str]
+    port: int
+    shard: Job
+    client: Job
+    orders: int = 0
+
+
 class Stage:
-    """Plays runs one after another in the same two guests, each with a shard and a client of its own."""
+    """Plays runs one after another in the same two guests; a pair is kept for as long as it lives and is asked for."""
 
     def __init__(self, guests: Guests) -> None:
         self._guests = guests
-        self._port = 7600
+        self._pairs = 0
+        self._pair: Pair | None = None
 
     def play(self, run: Run) -> Result:
-        self._port += 2
-        settings = "".join(f"export {name}={value}\n" for name, value in run.settings.items())
-        snaps = [self._snap(role, run) for role in "ab"]
-        shard = self._serve(run, settings)
+        pair = self._paired(run.settings)
+        snaps: list[Job] = []
         try:
-            client = self._client(run, settings)
-            self._act(run, shard)
-            client.wait(run.seconds + START_S)
+            self._order(pair, run)
+            snaps += [self._snap(role, run, pair) for role in "ab"]
+            self._act(run, pair)
+            self._until(self._guests.folder / "b" / f"{run.name}.json", pair, run.seconds + START_S)
             time.sleep(3 * SNAP_S)  # the page is fetched every third time
         finally:
-            self._tidy(run, shard, snaps)
+            self._tidy(run, snaps)
+        if run.ends:
+            self._part()
         said = json.loads((self._guests.folder / "b" / f"{run.name}.json").read_text())
         grew = {role: growth(self._guests.folder / role / "snap" / run.name) for role in "ab"}
         return Result(run, said, grew, self._lanes(run), self._guests.folder)
 
-    def _snap(self, role: str, run: Run) -> Job:
-        page = f"{ADDRESS['a']} {self._port + 1}" if role == "a" else ""
+    def _paired(self, settings: Mapping[str, str]) -> Pair:
+        if self._pair is not None and self._pair.settings == settings:
+            return self._pair
+        if self._pair is not None:
+            self._part()
+        self._pairs += 1
+        name, port = f"pair{self._pairs}", 7600 + 2 * self._pairs
+        (self._guests.folder / "ctl" / name).mkdir()
+        sets = "".join(f"export {key}={value}\n" for key, value in settings.items())
+        listen = f"--listen {ADDRESS['a']}:{port} --metrics-listen {ADDRESS['a']}:{port + 1}"
+        shard = self._guests.job("a", f"{sets}echo $$ > /out/{name}.pid\n{SERVE} {listen}", f"shard-{name}")
+        words = f"{ADDRESS['a']}:{port} /ctl/{name}"
+        script = f"{sets}echo $$ > /out/{name}.pid\nexec python3 /ctl/work/client.py {words}"
+        self._pair = Pair(name, settings, port, shard, self._guests.job("b", script, f"client-{name}"))
+        return self._pair
+
+    def _part(self) -> None:
+        if self._pair is not None:
+            for role in "ab":
+                pid = f"$(cat /out/{self._pair.name}.pid)"
+                self._guests.call(role, f"kill -CONT {pid}; kill -KILL {pid}; true")
+        self._pair = None
+
+    def _order(self, pair: Pair, run: Run) -> None:
+        """Ask for a run, and wait until its loop begins."""
+        pair.orders += 1
+        path = self._guests.folder / "ctl" / pair.name / f"{pair.orders:03d}.json"
+        path.with_suffix(".part").write_text(json.dumps({"run": run.name, "seconds": run.seconds}))
+        path.with_suffix(".part").rename(path)
+        self._until(self._guests.folder / "b" / f"{run.name}.started", pair, START_S)
+
+    def _until(self, path: Path, pair: Pair, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not path.exists():
+            if pair.client.rc is not None:
+                self._pair = None
+                raise GuestError(f"the client has ended before there was {path.name}\n{pair.client.tail()}")
+            if time.monotonic() > end:
+                raise GuestError(
+                    f"not seen within {seconds:g} s: {path.name}\n{pair.shard.tail()}\n{pair.client.tail()}"
+                )
+            time.sleep(0.2)
+
+    def _snap(self, role: str, run: Run, pair: Pair) -> Job:
+        page = f"{ADDRESS['a']} {pair.port + 1}" if role == "a" else ""
         script = f"echo $$ > /out/{run.name}.snap.pid\nexec bash /ctl/work/snap.sh /out/snap/{run.name} {SNAP_S} {page}"
         return self._guests.job(role, script, f"snap-{run.name}")
 
-    def _serve(self, run: Run, settings: str) -> Job:
-        listen = f"--listen {ADDRESS['a']}:{self._port} --metrics-listen {ADDRESS['a']}:{self._port + 1}"
-        script = f"{settings}echo $$ > /out/{run.name}.pid\n{SERVE} {listen}"
-        return self._guests.job("a", script, f"shard-{run.name}")
-
-    def _client(self, run: Run, settings: str) -> Job:
-        target = f"{ADDRESS['a']}:{self._port}"
-        words = f"{target} /out/{run.name}.json --seconds {run.seconds:g} --started /out/{run.name}.started"
-        client = self._guests.job("b", f"{settings}exec python3 /ctl/work/client.py {words}", f"client-{run.name}")
-        started = self._guests.folder / "b" / f"{run.name}.started"
-        end = time.monotonic() + START_S
-        while not started.exists():
-            if client.rc is not None or time.monotonic() > end:
-                raise GuestError(f"run {run.name}: the client has not begun\n{client.tail()}")
-            time.sleep(0.2)
-        return client
-
-    def _act(self, run: Run, shard: Job) -> None:
+    def _act(self, run: Run, pair: Pair) -> None:
         for role, spec in run.netem.items():
             self._guests.call(role, f"tc qdisc add dev $DEV root netem {spec}")
         if run.fault:
             time.sleep(run.after_s)
-            if shard.rc is not None:
-                raise GuestError(f"run {run.name}: the shard has ended before its time\n{shard.tail()}")
-            self._guests.call("a", f"{NOTE}shard=$(cat /out/{run.name}.pid)\n{run.fault}")
+            if pair.shard.rc is not None:
+                raise GuestError(f"run {run.name}: the shard has ended before its time\n{pair.shard.tail()}")
+            self._guests.call("a", f"{NOTE}shard=$(cat /out/{pair.name}.pid)\n{run.fault}")
 
-    def _tidy(self, run: Run, shard: Job, snaps: list[Job]) -> None:
+    def _tidy(self, run: Run, snaps: list[Job]) -> None:
         for role in run.netem:
             self._guests.call(role, "tc -s qdisc show dev $DEV; tc qdisc del dev $DEV root")
-        self._guests.call("a", f"kill -CONT $(cat /out/{run.name}.pid); kill -KILL $(cat /out/{run.name}.pid); true")
         for snap in snaps:
             self._guests.call(snap.role, f"kill $(cat /out/{run.name}.snap.pid); true")
 

@@ -16,7 +16,7 @@ from kvstore.arena import Arena
 from kvstore.errors import BadRequest, ShardUnavailable, StagingRejected, StoreError, decode
 from kvstore.transport.nixl import frames
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 2.0
 AGAIN_S, LONGEST_AGAIN_S = 0.05, 5.0
 """The wait before a mover that ended is started again; doubled each time until one has lived for the longest."""

@@ -1,7 +1,8 @@
 """In guest b: puts blocks into a store in guest a and reads them again and again, checking every byte.
 
-``client.py TARGET OUT --seconds S`` writes one JSON object to OUT. A datagram (UDP 7001) is a notice of what happens in
-guest a; it is stamped by this guest's clock, with which all is timed.
+``client.py TARGET ORDERS`` goes through the files of a folder in the order of their names: each is a JSON object with
+the name of a run and its seconds, and ``{}`` is the end. A run's result is written to /out. A datagram (UDP 7001) is a
+notice of what happens in guest a; it is stamped by this guest's clock, with which all is timed.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Loop:
                     raise
 
     def run(self, seconds: float) -> None:
+        self.rows, self.notices, self.wrong = [], [], 0
         start = time.monotonic()
         turn = 0
         while time.monotonic() - start < seconds:
@@ -167,22 +169,34 @@ def summary(loop: Loop) -> dict[str, Any]:
     return out
 
 
+def next_order(folder: Path, done: set[str]) -> Any:
+    while True:
+        for path in sorted(folder.glob("*.json")):
+            if path.name not in done:
+                done.add(path.name)
+                return json.loads(path.read_text())
+        time.sleep(0.3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("target")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("orders", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("/out"))
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--deadline", type=int, default=5_000, help="of each operation, in milliseconds")
     parser.add_argument("--transport", default="nixl")
-    parser.add_argument("--started", type=Path, help="written when the loop begins")
     given = parser.parse_args()
     loop = Loop(given.target, given.blocks, given.deadline, given.transport)
-    loop.prepare()
-    if given.started:
-        given.started.touch()
-    loop.run(given.seconds)
-    given.out.write_text(json.dumps(summary(loop)) + "\n")
+    done: set[str] = set()
+    while order := next_order(given.orders, done):
+        name = order["run"]
+        loop.prepare()
+        (given.out / f"{name}.started").touch()
+        loop.run(order["seconds"])
+        part = given.out / f"{name}.part"
+        part.write_text(json.dumps(summary(loop)) + "\n")
+        part.rename(given.out / f"{name}.json")
 
 
 if __name__ == "__main__":
