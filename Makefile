@@ -8,9 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # linearizable.py takes a quarter of an hour and more: by itself.
-BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py,$(wildcard benchmarks/*.py))
+BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py benchmarks/peers.py benchmarks/mooncake_client.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help demo test lint format types unit bench test-vllm test-lmcache test-roce clean
+.PHONY: help demo test lint format types unit bench test-vllm test-lmcache bench-peers test-roce clean
 
 help:
 	@echo "make demo       set up, start a store under a real trace, and kvtop on it (without a terminal: print the diagnosis)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-vllm  a real vLLM in its own environment (.vllm-lab: about 4 GB of disk, AVX2)"
 	@echo "make test-roce  a store between two QEMU guests over RoCE verbs (root, about 1.5 GB of disk, a quarter of an hour)"
 	@echo "make test-lmcache  LMCache's check of L2 adapters on ours, in its own environment (.lmcache-lab: about 1 GB)"
+	@echo "make bench-peers  LMCache and Mooncake beside ours, each where its environment is named"
 	@echo "make clean      remove .venv, kv and caches"
 
 demo: $(VENV)/.store
@@ -50,6 +51,9 @@ test-roce: $(VENV)/.dev
 
 test-lmcache: $(VENV)/.dev
 	KVSCOPE_TEST_LMCACHE=1 $(BIN)/python -m pytest tests/live/test_lmcache.py $(PYTEST_ARGS)
+
+bench-peers: $(VENV)/.dev
+	$(BIN)/python benchmarks/peers.py
 
 clean:
 	rm -rf $(VENV) kv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
