@@ -1,6 +1,6 @@
 """One client of a Mooncake store, run by Mooncake's own interpreter: `mooncake_client.py MASTER hold|fetch`.
 
-`hold` lends it a segment of memory until standard input ends; `fetch` puts and gets blocks and prints one JSON object of
+`hold` lends it a segment of memory until standard input ends; `fetch` puts and gets blocks and prints one JSON object:
 medians in seconds.
 """
 

@@ -1,8 +1,8 @@
 """Other stores beside ours, each in its own environment: `make bench-peers`.
 
 LMCache's `bench l2` drives our adapter, its own client of Redis, its file store and its mock in one harness (verified).
-Mooncake's
-store is measured through its own client, with its checksum and without, and ours through `SyncClient` by the same steps.
+Mooncake's store is measured through its own client, with its checksum and without, and ours through `SyncClient` by the
+same steps.
 What is not installed is skipped by name: `KVSCOPE_LMCACHE_VENV`, `KVSCOPE_MOONCAKE_VENV` name virtual environments.
 """
 
