@@ -70,6 +70,11 @@ class Attachment:
         """First and last sample time in the store, ms; None when there is none."""
         return self.store.span()
 
+    def first_since(self, time_ms: int) -> int | None:
+        """The first sample time from a moment on, ms: where what is scraped begins, beside older recordings."""
+        axes = [frame.times for frame in self.store.frames]
+        return min((int(axis[axis >= time_ms][0]) for axis in axes if axis.size and axis[-1] >= time_ms), default=None)
+
     @property
     def sources(self) -> list[Source]:
         """The sources as they are now; a discovery's come and go."""

@@ -172,7 +172,7 @@ class Monitor(threading.Thread):
             self._post(Ticked(replace(blank, now_ms=now_ms, sources=sources)))
             return
         cursor = self._advanced(self._reaching(span, now_ms), elapsed_ms)
-        due = self._examiner.due(cursor.start_ms, cursor.at_ms, resting=cursor.mode is Mode.PAUSED)
+        due = self._examiner.due(self._start_ms(cursor), cursor.at_ms, resting=cursor.mode is Mode.PAUSED)
         shot = replace(self._picture(cursor, now_ms), examining=due)
         self._post(Ticked(shot))
         if due:
@@ -187,6 +187,14 @@ class Monitor(threading.Thread):
         if not self._attachment.live or now_ms - end_ms <= PATIENT * self._attachment.interval_ms:
             return span
         return start_ms, now_ms
+
+    def _start_ms(self, cursor: Cursor) -> int:
+        """Where the data of the cursor's moment begins: what is scraped now does not go on from an old recording."""
+        kinds = {status.kind for status in self._statuses}
+        beside = self._attachment.live and "recording" in kinds and "prometheus" not in kinds
+        if not beside or cursor.at_ms < self._began_ms:
+            return cursor.start_ms
+        return self._attachment.first_since(self._began_ms) or cursor.start_ms
 
     def _advanced(self, span: tuple[int, int], elapsed_ms: int) -> Cursor:
         if self._cursor is None:
@@ -211,13 +219,13 @@ class Monitor(threading.Thread):
         now_is_shown = self._attachment.live and cursor.at_end
         faults = faults_of(self._statuses, now_ms, self._attachment.interval_ms) if now_is_shown else {}
         live = cursor.mode is Mode.LIVE
-        rows, total = observer.observe(cursor.at_ms, cursor.start_ms, faults, live=live)
+        rows, total = observer.observe(cursor.at_ms, self._start_ms(cursor), faults, live=live)
         diagnosis = self._examiner.verdict_at(cursor.at_ms, moving=cursor.mode is not Mode.PAUSED)
         return Snapshot(
             time_ms=cursor.at_ms,
             now_ms=now_ms,
             interval_ms=self._attachment.interval_ms,
-            window_ms=observer.window_at(cursor.at_ms, cursor.start_ms),
+            window_ms=observer.window_at(cursor.at_ms, self._start_ms(cursor)),
             span_ms=min(observer.span_ms, max(LEAST_WINDOW_MS, cursor.at_ms - cursor.start_ms)),
             cursor=cursor,
             rows=rows,
@@ -239,7 +247,7 @@ class Monitor(threading.Thread):
             from tui.pools import PoolObserver
 
             self._pools = PoolObserver(self._attachment.view, observer.span_ms)
-        return self._pools.observe(cursor.at_ms, observer.window_at(cursor.at_ms, cursor.start_ms))
+        return self._pools.observe(cursor.at_ms, observer.window_at(cursor.at_ms, self._start_ms(cursor)))
 
     def _first_observer(self, cursor: Cursor) -> Observer:
         from tui.observer import Observer
@@ -252,7 +260,7 @@ class Monitor(threading.Thread):
     def _examine(self, shot: Snapshot) -> None:
         """Diagnose, and show what came of it at once."""
         lines = [SourceLine(s.target, s.state, s.age_s, s.error or None, s.incomplete) for s in shot.sources]
-        self._examiner.examine(shot.cursor.start_ms, shot.cursor.at_ms, lines)
+        self._examiner.examine(self._start_ms(shot.cursor), shot.cursor.at_ms, lines)
         found = self._examiner.diagnosis
         events = found.events if found else ()
         trouble, pages = self._examiner.trouble, self._examiner.pages
@@ -269,5 +277,5 @@ class Monitor(threading.Thread):
     def _explain(self, panel: str, entity: Labels, at_ms: int) -> None:
         window_ms = self._window_ms
         if self._observer is not None and self._cursor is not None:
-            window_ms = self._observer.window_at(at_ms, self._cursor.start_ms)
+            window_ms = self._observer.window_at(at_ms, self._start_ms(self._cursor))
         self._post(Explained(explain(self._attachment.view, BY_NAME[panel], entity, at_ms, window_ms)))

@@ -554,3 +554,23 @@ def test_the_demo_without_a_terminal_tells_story_reading_and_diagnosis(capsys: C
     for words in ("a clock in the system prompt", "ENGINE", "prefix-key-unstable", CULPRIT):
         assert words in out
     assert "**" not in out
+
+
+# --- recordings beside live targets
+
+
+def test_an_old_recording_beside_a_live_target_says_that_it_is_not_shown(capsys: Captured, steady: str) -> None:
+    with Endpoint() as endpoint, LivingPage(endpoint):
+        code, document = run_json(capsys, "once", steady, endpoint.target, "--for", "3s", "--interval", "250ms")
+        _, diagnosis = run_json(capsys, "diagnose", steady, endpoint.target, "--for", "3s", "--interval", "250ms")
+        _, earlier = run_json(capsys, "once", steady, endpoint.target, "--at", "1700000299")
+    assert code == 0
+    old, live = document["sources"]
+    assert (old["state"], live["state"]) == ("stale", "fresh")
+    assert old["error"].startswith("ends at 2023-11-14T22:18:20Z, long before the moment shown")
+    (engine,) = (e for e in document["entities"] if e["labels"].get("engine"))
+    rate = engine["values"]["kv:generation_tokens:rate"]
+    assert rate["value"] == pytest.approx(200, rel=0.35), "over the three seconds, and not over the years between"
+    assert diagnosis["window"]["end"] - diagnosis["window"]["start"] < 60
+    assert [source["state"] for source in earlier["sources"]] == ["fresh", "fresh"]
+    assert [e["labels"]["instance"] for e in earlier["entities"] if e["labels"].get("engine")] == ["pod-1:8000"]

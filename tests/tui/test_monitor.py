@@ -164,6 +164,19 @@ def test_a_live_endpoint_its_fault_and_its_return() -> None:
         assert shot.rows[0].values["kv:pool_usage_ratio"].state is State.FRESH
 
 
+def test_a_live_endpoint_beside_an_old_recording_has_its_own_window(tmp_path: Path) -> None:
+    old = engines(tmp_path)
+    target = old.statuses[0].target
+    with (
+        Endpoint("") as endpoint,
+        LivingPage(endpoint),
+        running(lambda: attach([target, endpoint.target], interval_ms=100, timeout_s=0.5)) as (_, inbox),
+    ):
+        shot = inbox.shot(lambda s: any(r.value("kv:generation_tokens:rate") is not None for r in s.rows))
+        assert shot.cursor.start_ms == START_MS, "every moment of the recording can be sought"
+        assert shot.window_ms < 60_000, "the endpoint has not been watched for a minute"
+
+
 def test_pause_holds_the_picture_while_data_flows() -> None:
     with (
         Endpoint("") as endpoint,

@@ -86,8 +86,8 @@ def diagnosis_of(
     from playbooks.verdict import SourceLine
 
     sources = tuple(
-        SourceLine(one.target, one.state, one.age_s(session.end_ms), one.error, one.incomplete)
-        for one in session.statuses
+        SourceLine(one.target, one.state, one.age_s(grid.end_ms), one.error, one.incomplete)
+        for one in session.statuses_at(grid.end_ms)
     )
     rules = cast("RuleSet", session.view.rules)
     return diagnose(session.view, Case(grid, sources, objectives), playbooks, rules)
@@ -100,7 +100,7 @@ def window(
     from playbooks.grid import Grid
 
     end = session.moment(at, "--at")
-    start = min(session.start_ms, end)
+    start = min(session.start_at(end), end)
     if for_ms and not session.scraped:
         start = max(start, end - for_ms)
     shift = None

@@ -14,6 +14,7 @@ from tui.commands.when import duration_option, moment_option
 
 if TYPE_CHECKING:
     from probes.rules import RuleSet
+    from probes.sources.base import SourceStatus
     from tui.panels import Panel
     from tui.reading import EntityReading
 
@@ -46,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
         from tui.reading import as_json
 
         print_json(
-            {**as_json(at_ms, readings), "sources": [source_json(session, n) for n in range(len(session.statuses))]}
+            {**as_json(at_ms, readings), "sources": [source_json(one, at_ms) for one in session.statuses_at(at_ms)]}
         )
     else:
         from tui.commands.output import show
         from tui.commands.reading_text import reading_text
 
-        show(reading_text(at_ms, session.window_at(at_ms), readings, panels, session.statuses))
+        show(reading_text(at_ms, session.window_at(at_ms), readings, panels, session.statuses_at(at_ms)))
     return EXIT_NOTHING if session.empty else EXIT_OK
 
 
@@ -73,11 +74,11 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     raw = raw_panels({name: entry for name, entry in vocabulary.items() if known[name]})
     faults = {one.instance: one.error or one.state for one in session.statuses if one.instance and not one.ok}
     panels = (*PANELS, *raw)
-    of_one_scrape = session.end_ms == session.start_ms
+    of_one_scrape = session.end_ms == session.start_at(session.end_ms)
     asked = _answerable(panels, session, of_one_scrape)
     window_ms = session.window_at(at_ms)
     readings = read(
-        session.view, at_ms, window_ms, panels, faults=faults, seen=known, asked=asked, start_ms=session.start_ms
+        session.view, at_ms, window_ms, panels, faults=faults, seen=known, asked=asked, start_ms=session.start_at(at_ms)
     )
     if of_one_scrape:
         windowed = {panel.name for panel in panels if "[" in panel.expr}
@@ -111,7 +112,6 @@ def _of_one_scrape(one: EntityReading, windowed: set[str]) -> EntityReading:
     return replace(one, values=values)
 
 
-def source_json(session: Session, at: int) -> dict[str, object]:
+def source_json(one: SourceStatus, at_ms: int) -> dict[str, object]:
     """A source as the diagnosis' JSON has it, too."""
-    one = session.statuses[at]
-    return {"target": one.target, "state": one.state, "age_s": one.age_s(session.end_ms), "error": one.error}
+    return {"target": one.target, "state": one.state, "age_s": one.age_s(at_ms), "error": one.error}

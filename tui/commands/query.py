@@ -123,7 +123,7 @@ def ask(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     times = range(start_ms, end_ms + 1, step_ms)
     runs = [(session.longest_window_ms, times)]
     if "$window" in args.expr:
-        runs = list(stretches(times, session.start_ms, session.interval_ms, session.longest_window_ms))
+        runs = list(stretches(times, session.start_at(start_ms), session.interval_ms, session.longest_window_ms))
     return _joined(
         to_prometheus_json(session.view.range(_filled(args.expr, window), run[0], run[-1], step_ms), "range")
         for window, run in runs

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MIN_WINDOW_MS = 60_000
 HISTORY_MS = 15 * 60_000  # of a Prometheus server, when nothing else is asked for
 TIMEOUT_S = 5.0
+LOOKBACK_MS = 300_000  # of an instant query: what is older is not shown
 _KNOCK_S = 1.0
 _LISTS = frozenset(("file_sd", "http_sd"))
 _WITH_HISTORY = frozenset(("recording", "prometheus"))
@@ -32,13 +34,25 @@ _NEVER_CAME = frozenset(("refused", "http-error", "not-exposition", "no-permissi
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What was collected: ``start_ms`` and ``end_ms`` bound the data, ``interval_ms`` is its sampling interval."""
+    """What was collected: ``start_ms`` and ``end_ms`` bound the data, ``interval_ms`` is its sampling interval.
+
+    ``live_ms``: beside older histories, where what was collected just now begins.
+    """
 
     attachment: Attachment
     statuses: tuple[SourceStatus, ...]
     start_ms: int
     end_ms: int
     interval_ms: int
+    live_ms: int | None = None
+
+    def start_at(self, at_ms: int) -> int:
+        """Where the data begins that a moment is read from: no rate now reaches back into yesterday's recording."""
+        return self.live_ms if self.live_ms is not None and at_ms >= self.live_ms else self.start_ms
+
+    def statuses_at(self, at_ms: int) -> tuple[SourceStatus, ...]:
+        """How the sources stand at a moment: a recording that ended long before says nothing of it."""
+        return tuple(_at(status, at_ms) for status in self.statuses)
 
     @property
     def view(self) -> View:
@@ -52,7 +66,7 @@ class Session:
     def window_at(self, at_ms: int) -> int:
         """``$window`` at a moment: never more than the data up to then (a rate over a window that is only partly
         filled would be too low)."""
-        held = at_ms - self.start_ms
+        held = at_ms - self.start_at(at_ms)
         if held <= 0:
             return self.longest_window_ms
         return min(self.longest_window_ms, held // 1000 * 1000 or held)
@@ -77,6 +91,14 @@ class Session:
     @property
     def held(self) -> str:
         return f"the data spans {rfc3339(self.start_ms)} to {rfc3339(self.end_ms)}"
+
+
+def _at(status: SourceStatus, at_ms: int) -> SourceStatus:
+    last_ms = status.last_ok_ms
+    if status.kind != "recording" or status.state != "fresh" or last_ms is None or at_ms - last_ms <= LOOKBACK_MS:
+        return status
+    says = f"ends at {rfc3339(last_ms)}, long before the moment shown: --at shows it"
+    return replace(status, state="stale", error="; ".join(filter(None, (says, status.error))))
 
 
 def gave(status: SourceStatus) -> bool:
@@ -222,6 +244,7 @@ def collect(attachment: Attachment, for_ms: int = 0) -> Session:
 
     Gives up early when after three cycles no target ever answered as a metrics page would.
     """
+    began_ms = round(time.time() * 1000)
     statuses = None if for_ms and scrapes(attachment) else _collected_alone(attachment)
     if statuses is None:
         import asyncio
@@ -230,7 +253,10 @@ def collect(attachment: Attachment, for_ms: int = 0) -> Session:
     span = attachment.span()
     now = round(time.time() * 1000)
     start, end = span if span is not None else (now, now)
-    return Session(attachment, statuses, start, end, attachment.interval_ms)
+    kinds = {status.kind for status in statuses}
+    beside = "recording" in kinds and "prometheus" not in kinds and scrapes(attachment)
+    live_ms = attachment.first_since(began_ms) if beside else None
+    return Session(attachment, statuses, start, end, attachment.interval_ms, live_ms)
 
 
 def _collected_alone(attachment: Attachment) -> tuple[SourceStatus, ...] | None:
