@@ -109,7 +109,7 @@ class Fetch:
                 self._block_bytes,
                 deadline,
                 verify=self._verify,
-                leased=lambda: _leased(located),
+                leased=lambda: still_leased(located),
             )
         except ChecksumMismatch:
             for number, _ in parts:
@@ -207,7 +207,7 @@ class Fetch:
             raise LeaseExpired(f"the lease on these {len(located)} blocks has ended: look them up again")
 
 
-def _leased(located: Locations) -> bool:
+def still_leased(located: Locations) -> bool:
     """Whether everything that was found is leased, now."""
     until = located.until_ms[located.slot >= 0]
     if not located.leases or not len(until):

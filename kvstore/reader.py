@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from kvstore.deadline import Deadline
 from kvstore.errors import ChecksumMismatch
 from kvstore.header import Bytes
 from kvstore.keys import Keys
-from kvstore.transport import Ints, Peer, Words
+from kvstore.transport import Distant, Ints, Peer, Words
 
 Verdicts = npt.NDArray[np.int8]
 
@@ -119,11 +120,10 @@ async def _copied(parts: list[Part], out: Bytes, deadline: Deadline) -> None:
     """All parts at once: what comes over the network is asked for before what is near is copied."""
 
     async def copy(part: Part) -> None:
-        fetch = getattr(part.peer, "fetch", None)
-        if fetch is None:
-            part.descriptors = part.peer.read(part.slots, part.rows, out)
+        if part.peer.index is None:
+            part.descriptors = await cast(Distant, part.peer).fetch(part.slots, part.rows, out, deadline)
         else:
-            part.descriptors = await fetch(part.slots, part.rows, out, deadline)
+            part.descriptors = part.peer.read(part.slots, part.rows, out)
 
     results = await asyncio.gather(*(copy(part) for part in parts), return_exceptions=True)
     for result in results:
@@ -132,9 +132,9 @@ async def _copied(parts: list[Part], out: Bytes, deadline: Deadline) -> None:
 
 
 async def _generations(part: Part, slots: Ints, deadline: Deadline) -> Words:
-    fetch = getattr(part.peer, "fetch_generations", None)
-    found: Words = part.peer.generations(slots) if fetch is None else await fetch(slots, deadline)
-    return found
+    if part.peer.index is None:
+        return await cast(Distant, part.peer).fetch_generations(slots, deadline)
+    return part.peer.generations(slots)
 
 
 def _judged(parts: list[Part], out: Bytes, keys: Keys, generations: Words, block_bytes: int, verify: bool) -> Verdicts:

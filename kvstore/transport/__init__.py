@@ -54,6 +54,18 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
+class Distant(Protocol):
+    """What a peer without an index offers beside: reads that take their time without blocking a loop."""
+
+    async def fetch(self, slots: Ints, rows: Ints | None, out: Bytes, deadline: Deadline) -> int:
+        """As `Peer.read`. Raises `ShardUnavailable`, also where the deadline has passed."""
+        ...
+
+    async def fetch_generations(self, slots: Ints, deadline: Deadline) -> Words:
+        """As `Peer.generations`."""
+        ...
+
+
 class Transport(Protocol):
     """One way to reach pools."""
 

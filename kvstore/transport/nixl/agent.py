@@ -1,4 +1,4 @@
-"""One NIXL agent: registered memory, peers, reads. Plain calls, for one thread (`owner.Owner`'s)."""
+"""One NIXL agent: registered memory, peers, reads. Plain calls, one at a time (`owner.Owner` sees to that)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Agent:
         config.useProgThread = serves
         config.useListenThread = False
         config.pthrDelay = PROGRESS_DELAY_US
-        config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
+        config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE if serves else self._nixl.NIXL_THREAD_SYNC_STRICT
         with ucx_settings():
             try:
                 self._agent = self._nixl.nixlAgent(name, config)

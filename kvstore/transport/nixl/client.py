@@ -111,6 +111,7 @@ class NixlTransport:
                     peer.when_dead()
         finally:
             peer.lose("the connection was closed")
+            peer.when_dead = None  # it leads back to the client, whose arenas would wait for a collection
             await stream.close()
 
     async def _made(self, staging: Arena) -> _Agents:
@@ -193,8 +194,7 @@ class Stream:
                 while await self._call.read() is not grpc.aio.EOF:
                     pass
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if _being_cancelled():
                     raise  # else it was hung up
 
     async def refused(self) -> bool:
@@ -227,6 +227,11 @@ class Stream:
                 async with asyncio.timeout(GOODBYE_S):
                     await self._call.code()
         await self._channel.close()
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _refused(said: dict[str, Any]) -> StoreError:

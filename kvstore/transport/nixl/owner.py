@@ -1,4 +1,8 @@
-"""The one thread that calls an agent: a queue of work, reads under way, polling that sleeps.
+"""The one thread that owns an agent: a queue of work, reads under way, polling that sleeps.
+
+A small read need not go through the queue and back, which costs several times what it takes itself: whoever asks may
+post it and look after it for a moment, if nobody is using the agent now (`lock`). Everything else, peers above all, is
+done by the thread alone.
 
 A read ends when NIXL says so and never before (see the package's page): whoever has waited long enough goes on without
 it, and hears of its end by `over`. Until then the memory that it writes into is not his.
@@ -58,6 +62,8 @@ class Owner:
         self._leaving: list[tuple[str, tuple[int, ...]]] = []
         self._made: Future[None] = Future()
         self._closed = False
+        self._lock = threading.Lock()
+        self._agent: Agent | None = None
         self._thread = threading.Thread(target=self._live, args=(serves,), name=f"nixl-{kind}", daemon=True)
         self._thread.start()
         self._made.result()
@@ -84,8 +90,12 @@ class Owner:
         """The result of `work`, done on the agent's thread (a short one: the caller waits)."""
         return self.submit(work).result()
 
-    def read(self, post: Post, over: Over) -> None:
-        """Post a read; `over` is called on the agent's thread once it has ended, well or badly."""
+    def read(self, post: Post, over: Over, *, here: bool = False) -> bool:
+        """Post a read; `over` is called, on some thread, once it has ended, well or badly.
+
+        `here`: now, on the caller's own thread, if the agent is free; True if that was done. The caller then looks
+        after it by `look`, and says `wake` when he has no more time for that.
+        """
 
         def act(agent: Agent) -> None:
             try:
@@ -97,7 +107,29 @@ class Owner:
             else:
                 self._reads.append(_Read(transfer, over))
 
+        if here and not self._closed and self._lock.acquire(blocking=False):
+            try:
+                if self._agent is not None:
+                    act(self._agent)
+                    self._poll(self._agent)
+                    return True
+            finally:
+                self._lock.release()
         self._put(act)
+        return False
+
+    def look(self) -> None:
+        """Look after the reads under way, if nobody else does."""
+        if self._reads and self._lock.acquire(blocking=False):
+            try:
+                if self._agent is not None:
+                    self._poll(self._agent)
+            finally:
+                self._lock.release()
+
+    def wake(self) -> None:
+        """The thread is to look after what was posted elsewhere."""
+        self.at_leisure(lambda agent: None)
 
     def meet(self, peer: str, metadata: bytes) -> Future[None]:
         """Load a peer's metadata: anew, unless reads from it are under way. As often as `forget` will be called."""
@@ -143,10 +175,13 @@ class Owner:
         except BaseException as error:
             self._made.set_exception(error)
             return
+        self._agent = agent
         self._made.set_result(None)
         with contextlib.suppress(_Ended):
             while True:
                 self._turn(agent)
+        with self._lock:
+            self._agent = None
         if self._reads:
             _abandoned.append(agent)  # destroying it under its reads would abort the process at their other end
         else:
@@ -161,20 +196,23 @@ class Owner:
                 self._act(agent, self._queue.get_nowait())
         except Empty:
             pass
-        if self._reads:
-            self._poll(agent)
-        elif nap:
-            agent.progress()
+        with self._lock:
+            if self._reads:
+                self._poll(agent)
+            elif nap:
+                agent.progress()
 
     def _act(self, agent: Agent, act: Callable[[Agent], None] | None) -> None:
         if act is None:
             raise _Ended
-        act(agent)
+        with self._lock:
+            act(agent)
 
     def _nap(self) -> float:
-        if not self._reads:
+        reads = self._reads
+        if not reads:
             return IDLE_S
-        age = time.perf_counter() - self._reads[-1].began
+        age = time.perf_counter() - reads[-1].began
         if age < SPIN_S:
             os.sched_yield()
             return 0.0
