@@ -42,8 +42,8 @@ class Returns:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, located: Locations) -> None:
-        for number, lease in located.leases.items():
-            self._leases.setdefault(number, []).append(lease)
+        for number, leases in located.leases.items():
+            self._leases.setdefault(number, []).extend(leases)
         if self._leases and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._send())
 

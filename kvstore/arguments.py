@@ -123,6 +123,15 @@ def as_blocks(data: Any, layout: Layout) -> Bytes:
     return np.ascontiguousarray(data).reshape(len(data), -1).view(np.uint8)
 
 
+def require_one_block_a_key(keys: Keys, data: Bytes) -> None:
+    """For rows that go in several messages (of one, the shard sees to it): a key names one block."""
+    names = np.ascontiguousarray(keys).view("V32")[:, 0]
+    _, first, which = np.unique(names, return_index=True, return_inverse=True)
+    for row in np.flatnonzero(first[which] != np.arange(len(keys))).tolist():
+        if (data[row] != data[first[which[row]]]).any():
+            raise BadRequest(f"row {row} names a key of an earlier row for another block")
+
+
 def _same_elements(dtype: np.dtype[Any], layout: Layout) -> bool:
     """Raw bytes, the layout's own elements, or raw bits of their size (also as extension types: bfloat16, float8)."""
     if dtype in (np.dtype(np.uint8), np.dtype(np.int8), layout.numpy_dtype):

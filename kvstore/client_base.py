@@ -22,6 +22,7 @@ from kvstore.shards import Shards
 from kvstore.staging import Staging
 from kvstore.transport import Ints
 from kvstore.transport.choice import Choice
+from kvstore.wire import MAX_ROWS
 from kvstore.writes import Writes
 
 if TYPE_CHECKING:
@@ -110,12 +111,20 @@ def unanswered(n: int) -> m.Published:
     return m.Published(np.zeros(n, np.int64), np.zeros(n, np.uint64), np.zeros(n, np.uint64), np.zeros(n, np.bool_))
 
 
+def batches(rows: Ints | None, n: int) -> list[Ints | None]:
+    """Rows of one shard (None: all `n`), cut into what goes in one message."""
+    if (n if rows is None else len(rows)) <= MAX_ROWS:
+        return [rows]
+    every = np.arange(n) if rows is None else rows
+    return [every[at : at + MAX_ROWS] for at in range(0, len(every), MAX_ROWS)]
+
+
 def enter(found: Locations, number: int, rows: Ints | None, located: m.Located) -> None:
     at = slice(None) if rows is None else rows
     found.slot[at], found.generation[at], found.clock[at] = located.slot, located.generation, located.clock
     found.valid[at], found.miss[at] = located.valid, located.miss
     if located.lease:
-        found.leases[number] = located.lease
+        found.leases.setdefault(number, []).append(located.lease)
         found.until_ms[at] = np.where(located.slot >= 0, located.lease_until_ms, 0)
 
 

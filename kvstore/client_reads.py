@@ -14,10 +14,10 @@ import numpy as np
 from kvstore import messages as m
 from kvstore.afar import Returns, get_afar, get_at_once
 from kvstore.arguments import MOST_MS, key_columns, room_for, session_number, whole_number
-from kvstore.client_base import ClientBase, all_of, cut, enter
+from kvstore.client_base import ClientBase, all_of, batches, cut, enter
 from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, LeaseExpired, ShardUnavailable
-from kvstore.fetch import Fetch, Need
+from kvstore.fetch import Fetch, Need, piece_rows
 from kvstore.header import Bytes, Words
 from kvstore.keys import Keys
 from kvstore.locations import Blocks, Locations, State
@@ -84,12 +84,16 @@ class Reads(ClientBase):
         found = Locations.nowhere(keys, home)
 
         async def ask(number: int, rows: Ints | None) -> None:
-            mine = asked if rows is None else replace(asked, keys=keys[rows])
-            link, sent_ms = self.shards.links[number], _monotonic_ms()
-            located: m.Located = await link.call(mine, deadline, trace=trace)
-            if located.lease and link.afar:
-                located = replace(located, lease_until_ms=sent_ms + min(asked.lease_ms, m.MAX_LEASE_MS))
-            enter(found, number, rows, located)
+            link = self.shards.links[number]
+            for part in batches(rows, len(keys)):
+                mine = asked if part is None else replace(asked, keys=keys[part])
+                sent_ms = _monotonic_ms()
+                located: m.Located = await link.call(mine, deadline, trace=trace)
+                if located.lease and link.afar:
+                    located = replace(located, lease_until_ms=sent_ms + min(asked.lease_ms, m.MAX_LEASE_MS))
+                enter(found, number, part, located)
+                if asked.prefix and (located.slot < 0).any():
+                    return
 
         await all_of(ask(number, rows) for number, rows in self.shards.rows(home))
         return cut(found) if asked.prefix else found
@@ -119,15 +123,12 @@ class Reads(ClientBase):
         if quick is not None:
             return quick
         fetch = self.fetch(what, out, min_clock=min_clock, min_valid=min_valid, verify=verify)
-        located = what if isinstance(what, Locations) else None
+        known = what if isinstance(what, Locations) else None
+        pieces = [(fetch.piece(rows), None if known is None else known.rows(rows)) for rows in fetch.spans()]
         nap = 0.0
         while True:
             try:
-                if located is not None:
-                    first, located = located, None
-                    fetch.from_locations(first)
-                else:
-                    fetch.attempt()
+                await self._attempt(pieces, deadline)
             except ShardUnavailable:
                 await self.shards.ensure(fetch.shards_waited_for(), deadline)
                 if any(link.afar for link in self.shards.links):  # it came back over the network
@@ -137,6 +138,22 @@ class Reads(ClientBase):
                 return self.finish(fetch)
             await asyncio.sleep(min(nap, deadline.left_s))
             nap = min(_LONGEST_NAP_S, nap * 2 + 0.0001)
+
+    @staticmethod
+    async def _attempt(pieces: list[tuple[Fetch, Locations | None]], deadline: Deadline) -> None:
+        """One attempt at all that is missing, at known places first; between two pieces the deadline may end it."""
+        for at, (piece, known) in enumerate(pieces):
+            if piece.done:
+                continue
+            pieces[at] = piece, None
+            if known is not None:
+                piece.from_locations(known)
+            else:
+                piece.attempt()
+            if len(pieces) > 1:
+                if deadline.passed:
+                    return
+                await asyncio.sleep(0)
 
     async def _get_afar(
         self,
@@ -197,6 +214,8 @@ class Reads(ClientBase):
         if not (isinstance(min_clock, int) and isinstance(min_valid, int) and min_clock == min_valid == 0):
             return None
         count = len(what.slot)
+        if count > piece_rows(self.layout.slot_bytes):
+            return None
         room_for(out, count, self.layout.slot_bytes)
         quick = get_one if count == 1 else get_whole
         found = quick(self.shards, what, out, self.layout.block_bytes, verify=self.verify if verify is None else verify)
@@ -241,11 +260,11 @@ class Reads(ClientBase):
             raise BadRequest(f"leases are those of a lookup's answer, not of a {type(located).__name__}")
         lease_ms, deadline = whole_number("lease_ms", lease_ms, most=MOST_MS), self._deadline(deadline_ms)
 
-        async def ask(number: int, lease: int) -> None:
-            message = m.Lease(np.asarray([lease], np.uint64), lease_ms, pin)
+        async def ask(number: int, leases: list[int]) -> None:
+            message = m.Lease(np.asarray(leases, np.uint64), lease_ms, pin)
             link, sent_ms = self.shards.links[number], _monotonic_ms()
             leased: m.Leased = await link.call(message, deadline)
-            until = int(leased.until_ms[0])
+            until = int(leased.until_ms.min())
             if until and link.afar and lease_ms:
                 until = sent_ms + min(lease_ms, m.MAX_LEASE_MS)
             rows = (located.shard == number) & (located.slot >= 0)
@@ -253,7 +272,7 @@ class Reads(ClientBase):
             if not until:
                 raise LeaseExpired(f"the lease on shard {number} had ended already: look the keys up again")
 
-        await all_of(ask(number, lease) for number, lease in located.leases.items())
+        await all_of(ask(number, leases) for number, leases in located.leases.items())
 
 
 def _monotonic_ms() -> int:

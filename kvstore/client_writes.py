@@ -16,10 +16,11 @@ from kvstore.arguments import (
     digest_rows,
     durability_of,
     key_columns,
+    require_one_block_a_key,
     session_number,
     whole_number,
 )
-from kvstore.client_base import ClientBase, all_of, enter, unanswered
+from kvstore.client_base import ClientBase, all_of, batches, enter, unanswered
 from kvstore.errors import BadRequest
 from kvstore.header import Bytes, Words
 from kvstore.keys import Keys
@@ -100,6 +101,8 @@ class Puts(ClientBase):
             if one_run and len(mine) > most:
                 raise BadRequest(f"one run of {len(mine)} blocks does not fit into a staging arena of {most}")
             cut += [(number, mine[at : at + most]) for at in range(0, len(mine), most)]
+        if len(cut) > len(groups):
+            require_one_block_a_key(keys, data)
         return cut
 
     async def append(
@@ -187,14 +190,15 @@ class Puts(ClientBase):
         self, keys: Keys, *, durability: m.Durability = m.Durability.NONE, deadline_ms: int | None = None
     ) -> npt.NDArray[np.bool_]:
         """Take keys out of the store; whether each was there."""
-        keys = key_columns(keys)
+        keys, promise = key_columns(keys), durability_of(durability)
         deadline = self._deadline(deadline_ms)
         found = np.zeros(len(keys), np.bool_)
 
         async def ask(number: int, rows: Ints | None) -> None:
-            message = m.Remove(keys if rows is None else keys[rows], durability)
-            removed: m.Removed = await self.shards.links[number].call(message, deadline)
-            found[slice(None) if rows is None else rows] = removed.found
+            for part in batches(rows, len(keys)):
+                message = m.Remove(keys if part is None else keys[part], promise)
+                removed: m.Removed = await self.shards.links[number].call(message, deadline)
+                found[slice(None) if part is None else part] = removed.found
 
         await all_of(ask(number, rows) for number, rows in self.shards.rows(self.shards.home(keys)))
         return found

@@ -21,6 +21,14 @@ from kvstore.reader import Part, Verdicts, read, read_afar
 from kvstore.shards import Shards
 from kvstore.transport import Ints, Words
 
+PIECE_BYTES = 32 << 20
+PIECE_ROWS = 8_192
+"""Of a get: about ten milliseconds of copying and summing (policy)."""
+
+
+def piece_rows(slot_bytes: int) -> int:
+    return max(64, min(PIECE_ROWS, PIECE_BYTES // slot_bytes))
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -65,8 +73,28 @@ class Fetch:
         self._verify = verify
         self._need = need
         self._generations: Words = np.zeros(len(keys), np.uint64)
-        self.state = np.full(len(keys), State.ABSENT, np.int8)
+        self.state = np.full(len(keys), State.LATE, np.int8)
         self.waiting = np.ones(len(keys), np.bool_)
+
+    def spans(self) -> list[slice]:
+        """Rows of its pieces: what is read between two looks at the deadline."""
+        each = piece_rows(self._out.shape[1])
+        return [slice(at, at + each) for at in range(0, len(self._keys), each)] or [slice(0, 0)]
+
+    def piece(self, rows: slice) -> Fetch:
+        """A part of this get that can be driven by itself; its outcome is this one's, too."""
+        need = Need(_of(self._need.clock, rows), _of(self._need.valid, rows), self._need.enforce)
+        part = Fetch(
+            self._shards,
+            self._keys[rows],
+            self._home[rows],
+            self._out[rows],
+            self._block_bytes,
+            verify=self._verify,
+            need=need,
+        )
+        part.state, part.waiting = self.state[rows], self.waiting[rows]
+        return part
 
     @property
     def done(self) -> bool:

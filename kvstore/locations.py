@@ -31,6 +31,8 @@ class State(IntEnum):
     """Every copy met a write, until the deadline."""
     STALE = 4
     """Only older versions than the one that was asked for, until the deadline."""
+    LATE = 5
+    """Not looked at: the deadline came first."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class Locations:
     """Answer to a lookup. `slot` −1 where `miss` (`messages.Miss`) says why.
 
     `clock` and `valid` are 0 where the mapped index was asked: it does not know them, the blocks do. `until_ms` `[n]`:
-    end of the lease by CLOCK_MONOTONIC of the shard, 0 without one; `leases`: its id by shard.
+    end of the lease by CLOCK_MONOTONIC of the shard, 0 without one; `leases`: ids by shard (mostly one).
     """
 
     keys: Keys
@@ -49,7 +51,7 @@ class Locations:
     valid: Ints
     miss: Ints
     until_ms: Ints
-    leases: dict[int, int] = field(default_factory=dict)
+    leases: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
     def nowhere(cls, keys: Keys, shard: Ints) -> Locations:
@@ -67,6 +69,11 @@ class Locations:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def rows(self, rows: slice) -> Locations:
+        """Views of some rows, under the same leases."""
+        columns = self.shard, self.slot, self.generation, self.clock, self.valid, self.miss, self.until_ms
+        return Locations(self.keys[rows], *(column[rows] for column in columns), leases=self.leases)
 
     @property
     def found(self) -> Flags:

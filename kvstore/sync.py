@@ -197,6 +197,8 @@ class SyncClient:
         if self.client.shards.afar:
             return None
         fetch = self.client.fetch(what, out, **needs)
+        if len(fetch.spans()) > 1:
+            return None
         try:
             if isinstance(what, Locations):
                 fetch.from_locations(what)

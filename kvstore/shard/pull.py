@@ -75,6 +75,16 @@ def require_rows(rows: int, **columns: npt.NDArray[np.generic]) -> None:
             raise BadRequest(f"column {name!r} has {len(column)} rows, not {rows}")
 
 
+def require_one_block_a_key(keys: npt.NDArray[np.uint64], sums: Words) -> None:
+    """Raise `BadRequest` where a key is named twice for blocks that differ: which of them it names would be chance."""
+    if first_of_each(keys).all():
+        return
+    seen: dict[bytes, int] = {}
+    for row, stated in enumerate(sums.tolist()):
+        if seen.setdefault(keys[row].tobytes(), stated) != stated:
+            raise BadRequest(f"row {row} names a key of an earlier row for another block")
+
+
 def first_of_each(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Whether each row of `keys` `[n, 4]` is the first with its key."""
     if not len(keys):

@@ -16,7 +16,15 @@ from kvstore.messages import Published, Put
 from kvstore.shard.claims import Claim
 from kvstore.shard.core import Call, Core
 from kvstore.shard.leases import Slots, Words
-from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums, sums_of
+from kvstore.shard.pull import (
+    first_of_each,
+    pull,
+    require_one_block_a_key,
+    require_rows,
+    require_staging,
+    require_sums,
+    sums_of,
+)
 from kvstore.shard.relog import existing_batch, give_way, take_back, until_logged
 
 
@@ -85,6 +93,7 @@ class Puts:
         valid, tokens = request.valid, self._core.layout.block_tokens
         if len(valid) and not (int(valid.min()) >= 1 and int(valid.max()) <= tokens):
             raise BadRequest(f"a block has 1 … {tokens} valid tokens")
+        require_one_block_a_key(request.keys, request.data_sums)
 
     def _pull(self, flight: _Flight, staging: Arena) -> None:
         began = perf_counter()
