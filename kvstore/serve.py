@@ -116,11 +116,16 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
     except BaseException:
         await server.stop(0)
         raise
+    stuck: LogFailed | None = None
     try:
         _tell(server, ready_fd)
         failure = await _until_told(server, told)
     finally:
-        await server.stop()
+        try:
+            await server.stop()
+        except LogFailed as error:
+            stuck = error
+    failure = failure or stuck
     if failure is not None:
         print(f"kvstore serve: shard {settings.shard} stops: {failure}", file=sys.stderr)
         return EXIT_FAILED

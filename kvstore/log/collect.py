@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 from kvstore.errors import LogFailed, LogFull
 from kvstore.log.checkpoint import Checkpoint, save
+from kvstore.log.helper import Helper
 from kvstore.log.record import Batch, Kind, puts
 from kvstore.log.recovery import read_block
 from kvstore.log.segment import DATA_START, Segment
@@ -31,7 +32,7 @@ DROP_EXTRA = 2
 class Collector:
     """Owned by the flusher thread."""
 
-    def __init__(self, writer: Writer, helper: Executor, wake: Callable[[], None]) -> None:
+    def __init__(self, writer: Writer, helper: Helper, wake: Callable[[], None]) -> None:
         self.writer = writer
         self.shelf = writer.shelf
         self.table = writer.table

@@ -68,11 +68,17 @@ class Flusher:
         tickets = [*self._queue, *self._writing]
         return sum(ticket.records for ticket in tickets if not ticket.done)
 
-    def close(self) -> None:
-        """Write what waits, then end the thread."""
+    def close(self, timeout_s: float) -> bool:
+        """Write what waits, then end the thread; False when that took longer than `timeout_s`. What waits is then
+        refused, though the thread may still write it."""
         self._closing = True
         self._timer.wake()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            return True
+        self.failure = self.failure or LogFailed("the log did not end in time: its device does not answer")
+        self._drain_failed()
+        return False
 
     def _run(self) -> None:
         tighten_slack()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvstore.log.checkpoint import Checkpoint, load, save
 from kvstore.log.collect import Collector
 from kvstore.log.config import LogConfig
 from kvstore.log.group import Flusher
+from kvstore.log.helper import Helper
 from kvstore.log.lock import DirectoryLock, open_failure
 from kvstore.log.newest import Newest
 from kvstore.log.record import Batch, Kind, drops
@@ -26,6 +27,8 @@ from kvstore.log.timer import NativeTimer
 from kvstore.log.writer import Writer
 
 _log = logging.getLogger("kvscope.store.log")
+CLOSE_S = 30.0
+"""How long the device may take to take what is left."""
 
 
 class Log:
@@ -76,7 +79,7 @@ class Log:
         self.last_clock = replayed.table.last_clock
         """The highest Lamport clock that the log holds: merge it before handing out a new one."""
         self._timer = NativeTimer()
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="kv-log-helper")
+        self._helper = Helper()
         shelf = Shelf(self.directory, self.config, self._helper, self._timer.wake)
         by_epoch = {segment.epoch: segment for segment in segments if segment.epoch}
         live = {epoch for epoch, size in replayed.table.live_bytes.items() if size}
@@ -211,10 +214,18 @@ class Log:
                 f"blocks here hold {shape.tokens} tokens in {shape.block_bytes} bytes"
             )
 
-    def close(self) -> None:
-        """Acknowledge what waits, write a checkpoint, release the directory."""
-        self._flusher.close()
-        self._helper.shutdown()
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Acknowledge what waits, write a checkpoint, release the directory.
+
+        Raises `LogFailed` after `timeout_s`, and then releases nothing: what was acknowledged is safe, what was not may
+        or may not be there, and the threads that wait for the device end with the process.
+        """
+        end = time.monotonic() + timeout_s
+        if not (self._flusher.close(timeout_s) and self._helper.close(max(0.0, end - time.monotonic()))):
+            raise LogFailed(
+                f"the log in {self.directory} did not end within {timeout_s:g} s: its device does not answer; what was "
+                "acknowledged is safe, and the next start goes on from there"
+            )
         self._writer.shelf.close()
         self._newest.close()
         self._timer.close()

@@ -6,11 +6,12 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from pathlib import Path
 
 from kvstore.errors import LogFailed, LogFull
 from kvstore.log.config import LogConfig
+from kvstore.log.helper import Helper
 from kvstore.log.segment import NAME_PATTERN, Segment, create
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -21,7 +22,7 @@ RETRY_S = 1.0
 class Shelf:
     """Which file is what."""
 
-    def __init__(self, directory: Path, config: LogConfig, helper: Executor, wake: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, config: LogConfig, helper: Helper, wake: Callable[[], None]) -> None:
         self.directory = directory
         self.config = config
         self.active: Segment | None = None

@@ -157,6 +157,40 @@ def test_a_full_log_refuses_puts_takes_drops_and_recovers(tmp_path: Path) -> Non
     assert sorted(found) == [*stored[-5:], *range(1001, 1031)]
 
 
+STUCK = """
+import os, sys, time
+from kvstore.errors import LogFailed
+from kvstore.log import Log
+from tests.kvstore.log.blocks import config, put, write
+log = Log(sys.argv[1], config())
+write(log, put(1, 1))
+os.fdatasync = lambda descriptor: time.sleep(600)
+ticket = log.append(put(2, 2))
+time.sleep(0.5)
+queued = log.append(put(3, 3))
+try:
+    log.close(1.0)
+except LogFailed as error:
+    print(error)
+try:
+    queued.wait(5.0)
+except LogFailed as error:
+    print(error)
+print("acknowledged:", ticket.done)
+"""
+
+
+def test_a_device_that_no_longer_answers_holds_neither_the_close_nor_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert f"the log in {tmp_path} did not end within 1 s: its device does not answer" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "the log did not end in time: its device does not answer",
+        "acknowledged: False",
+    ]
+    assert recover(tmp_path)[1] == 1
+
+
 TINY_DISK = """
 import sys
 from pathlib import Path
