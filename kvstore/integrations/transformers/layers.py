@@ -54,7 +54,7 @@ class StoreLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """How many tokens a step of that many sees, and the position of the first of them."""
-        # Until 5.2 the positions themselves were handed over.
+        # Early 5.x handed over the positions themselves.
         new = query_length if isinstance(query_length, int) else int(query_length.shape[0])
         past = self.length if self.window is None else min(self.length, self.window - 1)
         return past + new, self.length - past
@@ -66,7 +66,7 @@ class StoreLayer(CacheLayerMixin):
         return -1 if self.window is None else self.window
 
     def get_max_cache_shape(self) -> int:
-        """The name of `get_max_length` before 5.13."""
+        """The former name of `get_max_length`."""
         return self.get_max_length()
 
     def activate_past_recording(self) -> None:
@@ -74,15 +74,13 @@ class StoreLayer(CacheLayerMixin):
         self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the last `-tokens_to_remove` tokens (a number below 0; 0: none) away again."""
-        if tokens_to_remove > 0:
-            raise BadRequest(f"crop takes the number of tokens to remove as a negative one, not {tokens_to_remove}")
+        """Take the last `-tokens_to_remove` tokens away again; as in early 5.x, a number above 0 is how many stay."""
         if not self.is_initialized:
             return
-        left = self.length + tokens_to_remove
-        have = self.keys.shape[-2] + tokens_to_remove
+        left = self.length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.length)
+        have = self.keys.shape[-2] - (self.length - left)
         if left < 0 or have < min(left, left if self.window is None else self.window - 1):
-            raise BadRequest(f"cannot take {-tokens_to_remove} tokens back from a window: they are no longer here")
+            raise BadRequest(f"cannot take {self.length - left} tokens back: what was before them has left the window")
         self.length = left
         self.keys, self.values = self._kept(self.keys[:, :, :have]), self._kept(self.values[:, :, :have])
 
