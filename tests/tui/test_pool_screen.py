@@ -98,6 +98,28 @@ def test_waste_and_sessions_are_counted_not_estimated() -> None:
     assert chat[-6:] == ["chat", "12", "3", "480", "30m00s", "0.0%"]
 
 
+def test_a_long_name_of_a_class_is_whole_on_a_small_screen() -> None:
+    shot = cluster()
+    named = tuple(replace(one, name="conversation" if one.name == "chat" else one.name) for one in sessions(shot))
+    pools = tuple(replace(pool, sessions=named) for pool in shot.pools or ())
+    text = body(replace(shot, pools=pools), (80, 24), POOL)
+    (line,) = (line for line in text.splitlines() if "conversation" in line)
+    assert line.split()[-5:] == ["conversation", "12", "3", "480", "0.0%"]
+    wide = body(replace(shot, pools=pools), (160, 48), POOL)
+    assert next(line for line in wide.splitlines() if "conversation" in line).split().count("30m00s") == 1
+
+
+def sessions(shot: Snapshot) -> tuple[Any, ...]:
+    return tuple((shot.pools or ())[0].sessions)
+
+
+@pytest.mark.parametrize(("each", "says"), [(1.0, "1 run in"), (1.5, "1.5 runs in"), (3.0, "3 runs in")])
+def test_one_run_is_no_runs(each: float, says: str) -> None:
+    shot = cluster()
+    pools = tuple(replace(pool, numbers={**pool.numbers, "runs_each": each}) for pool in shot.pools or ())
+    assert says in body(replace(shot, pools=pools), (80, 24), POOL)
+
+
 def test_all_shards_of_a_small_store_lie_side_by_side_on_a_wide_screen() -> None:
     text = body(cluster(), (160, 48), POOL)
     for name in ("shard 0", "shard 1", "shard 2", "shard 3"):

@@ -159,7 +159,9 @@ def _runs(canvas: Canvas, pool: Pool) -> None:
         x = canvas.put(x, y, f", a window takes {needs}", "muted")
     each = pool.number("runs_each")
     if each is not None:
-        canvas.put(0, y + 1, f"{text_of(each, 'runs')} runs in an allocation", "muted", width=canvas.width)
+        count = text_of(each, "runs")
+        runs = "run" if count == "1" else "runs"
+        canvas.put(0, y + 1, f"{count} {runs} in an allocation", "muted", width=canvas.width)
 
 
 def _first(run: str) -> int:
@@ -202,16 +204,18 @@ def _rates(by: Mapping[str, float], none: str) -> str:
 
 
 _COLUMNS = (("ACTIVE", 7), ("IDLE", 5), ("HELD", 7), ("TTL", 7), ("LATE", 6))
+_DISPENSABLE = ("TTL", "IDLE")  # where the names of the classes need the room
 
 
 def _sessions(canvas: Canvas, pool: Pool) -> None:
     """Sessions by class; LATE: the share of those asked for again whose TTL had ended."""
     if canvas.height < 2:
         return
-    name_width = max(5, canvas.width - sum(width for _, width in _COLUMNS))
+    columns = _columns(canvas.width, max((len(one.name) for one in pool.sessions), default=0))
+    name_width = max(5, canvas.width - sum(width for _, width in columns))
     canvas.put(0, 0, "SESSIONS" if name_width > 8 else "CLASS", "head", width=name_width)
     x = name_width
-    for head, width in _COLUMNS:
+    for head, width in columns:
         x += width
         canvas.right(x, 0, head, "head")
     none = canvas.glyphs.none
@@ -224,10 +228,25 @@ def _sessions(canvas: Canvas, pool: Pool) -> None:
             return
         back = None if one.alive is None or one.expired is None else one.alive + one.expired
         late = one.expired / back if back and one.expired is not None else None
-        texts = [text_of(one.active, "", none), text_of(one.idle, "", none), text_of(one.blocks, "", none)]
-        texts += [none if one.ttl_s is None else age(one.ttl_s), text_of(late, "ratio", none).replace(" ", "")]
+        texts = {
+            "ACTIVE": text_of(one.active, "", none),
+            "IDLE": text_of(one.idle, "", none),
+            "HELD": text_of(one.blocks, "", none),
+            "TTL": none if one.ttl_s is None else age(one.ttl_s),
+            "LATE": text_of(late, "ratio", none).replace(" ", ""),
+        }
         canvas.put(0, y, one.name, "text", width=name_width - 1)
         x = name_width
-        for (_, width), text in zip(_COLUMNS, texts, strict=True):
+        for head, width in columns:
             x += width
-            canvas.right(x, y, text, "warn" if late and width == _COLUMNS[-1][1] else "value")
+            canvas.right(x, y, texts[head], "warn" if late and head == "LATE" else "value")
+
+
+def _columns(width: int, longest: int) -> list[tuple[str, int]]:
+    """The columns that leave room for the longest name of a class."""
+    columns = list(_COLUMNS)
+    for head in _DISPENSABLE:
+        if width - sum(taken for _, taken in columns) > longest:
+            break
+        columns = [column for column in columns if column[0] != head]
+    return columns
