@@ -32,7 +32,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 
 async def connect(cluster: LocalCluster, **options: object) -> Client:
-    return await Client.connect(cluster.targets, LAYOUT, transport="nixl", **options)  # type: ignore[arg-type]
+    given = {"deadline_ms": 30_000, **options}
+    return await Client.connect(cluster.targets, LAYOUT, transport="nixl", **given)  # type: ignore[arg-type]
 
 
 def both_groups(n: int, seed: int) -> np.ndarray:
@@ -219,7 +220,7 @@ async def test_a_put_larger_than_the_staging_arena_goes_in_batches(cluster: Loca
 
 def test_plain_code_and_threads(cluster: LocalCluster) -> None:
     keys = both_groups(10, seed=71)
-    with SyncClient(cluster.targets, LAYOUT, transport="nixl") as client:
+    with SyncClient(cluster.targets, LAYOUT, transport="nixl", deadline_ms=30_000) as client:
         client.put(keys, blocks_for(keys))
         out = client.buffer(len(keys))
         assert (client.get(keys, out).data == blocks_for(keys)).all()

@@ -188,7 +188,7 @@ import sys
 from kvstore.sync import SyncClient
 from tests.kvstore.process_rig import LAYOUT, blocks_for, some_keys
 
-with SyncClient(sys.argv[1], LAYOUT, transport="nixl") as client:
+with SyncClient(sys.argv[1], LAYOUT, transport="nixl", deadline_ms=30_000) as client:
     keys = some_keys(4, 1)
     client.put(keys, blocks_for(keys))
     client.lookup(keys, lease_ms=60_000)
