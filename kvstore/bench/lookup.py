@@ -16,7 +16,6 @@ import numpy as np
 
 from kvstore.bench import machine
 from kvstore.bench.rounds import Arm, Times, interleave
-from kvstore.calls.rpc import RpcCalls
 from kvstore.client import DEADLINE_MS, Client
 from kvstore.cluster import LocalCluster
 from kvstore.deadline import Deadline
@@ -36,6 +35,8 @@ _BURST = 5
 
 async def measure(blocks: int, rounds: int, seed: int = 0) -> dict[str, Any]:
     """p50 and p99 of each way, all keys present, and half of them."""
+    from kvstore.calls.rpc import RpcCalls
+
     rng = np.random.default_rng(seed)
     keys = rng.integers(1, 2**63, (2 * blocks, 4)).astype(np.uint64)
     keys[:, 3] = np.arange(2 * blocks, dtype=np.uint64) % np.uint64(2**20) << np.uint64(32)
