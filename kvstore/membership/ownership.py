@@ -35,6 +35,7 @@ class Ownership:
         self.registered = False
         """Whether it owns only what the membership says, instead of all keys that come."""
         self._asleep_ms = _asleep_ms()
+        self.leaving = False
         self.epoch = 0
         self.homes: Homes | None = None
         """Of `epoch`."""
@@ -49,8 +50,19 @@ class Ownership:
         """The lease lasts until then."""
         self.until_ms, self._asleep_ms = until_ms, _asleep_ms()
 
+    def leave(self) -> None:
+        """Publish nothing any more: others will."""
+        self.leaving, self.until_ms = True, 0
+
     def require(self, now_ms: int) -> None:
-        """Raise `OwnerLapsed` where the lease may have ended: asked before something is published, and after."""
+        """Before something is published: raise `OwnerLapsed` where the lease may have ended, `EpochStale` from a shard
+        that leaves by itself (the new home is known in a moment)."""
+        if self.leaving:
+            raise EpochStale(f"shard {self.number} is leaving the store")
+        self.require_still(now_ms)
+
+    def require_still(self, now_ms: int) -> None:
+        """After it was published: raise `OwnerLapsed` where the lease may have ended meanwhile."""
         if now_ms >= self.until_ms or (self.registered and _asleep_ms() - self._asleep_ms > _MOST_ASLEEP_MS):
             raise OwnerLapsed(
                 f"shard {self.number} could not renew its lease: it publishes nothing until it can (gets go on)"

@@ -94,7 +94,7 @@ class Registration:
 
     async def leave(self) -> None:
         """Publish nothing any more, give the keys to the others, end the lease."""
-        self.ownership.until_ms = 0
+        self.ownership.leave()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -218,7 +218,7 @@ class Shard:
                 answer: Answer = await self._remove(call, message)
             else:
                 answer = await self._stored(call, message, staging)
-            ownership.require(self._now_ms())  # a shard that was stopped meanwhile must not say that it is done
+            ownership.require_still(self._now_ms())  # a shard that was stopped meanwhile must not say that it is done
             return answer
         except StoreError as error:
             if not isinstance(message, Remove):

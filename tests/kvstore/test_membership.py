@@ -137,6 +137,14 @@ def test_ownership() -> None:
     owner.require_home(keys[first.home(keys) == 1])
     with pytest.raises(EpochStale, match="have another home than shard 1 in epoch 1"):
         owner.require_home(keys)
+    leaver = Ownership()
+    leaver.register(1)
+    leaver.renewed(100)
+    leaver.leave()
+    with pytest.raises(EpochStale, match="is leaving"):
+        leaver.require(1)
+    with pytest.raises(OwnerLapsed):
+        leaver.require_still(1)
     owner.homes, owner.epoch = second, 2  # shard 0 has left: until all have taken that up, only what was ours before
     owner.require_home(keys[first.home(keys) == 1])
     with pytest.raises(EpochStale, match="handed over"):
