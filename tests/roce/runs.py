@@ -41,9 +41,8 @@ class Run:
 NOTE = 'note() { echo "$1" > /dev/udp/$PEER/7001; }\n'
 RUNS = (
     Run("healthy", "nothing is done"),
-    Run("loss-requests", "2 % loss on what the client sends (netem on b)", 75.0, {"b": "loss 2%"}),
-    Run("loss-answers", "2 % loss on what the shard sends (netem on a)", 75.0, {"a": "loss 2%"}),
-    Run("delay", "2 ms delay on what the client sends (netem on b)", netem={"b": "delay 2ms"}),
+    Run("loss-requests", "2 % loss on what the client sends (netem on b)", 60.0, {"b": "loss 2%"}),
+    Run("loss-answers", "2 % loss on what the shard sends (netem on a)", 60.0, {"a": "loss 2%"}),
     Run(
         "link-down",
         "`ip link set down` in a for 3 s, then up",
@@ -51,9 +50,10 @@ RUNS = (
     ),
     Run(
         "frozen",
-        "the shard is stopped (SIGSTOP) for 12 s",
-        fault="note stop; kill -STOP $shard; sleep 12; kill -CONT $shard; note cont",
+        "the shard is stopped (SIGSTOP) for 15 s",
+        fault="note stop; kill -STOP $shard; sleep 15; kill -CONT $shard; note cont",
     ),
+    Run("delay", "2 ms delay on what the client sends (netem on b)", netem={"b": "delay 2ms"}),
     Run("killed", "the shard is killed (SIGKILL)", fault="note kill; kill -KILL $shard", ends=True),
     Run(
         "tcp",
@@ -108,7 +108,7 @@ class Stage:
             snaps += [self._snap(role, run, pair) for role in "ab"]
             self._act(run, pair)
             self._until(self._guests.folder / "b" / f"{run.name}.json", pair, run.seconds + START_S)
-            time.sleep(3 * SNAP_S)  # the page is fetched every third time
+            time.sleep(2 * SNAP_S)
         finally:
             self._tidy(run, snaps)
         if run.ends:

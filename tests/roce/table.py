@@ -15,9 +15,9 @@ HEAD = """\
 # Between two hosts over RoCE verbs
 
 Written by `make test-roce` on {date}: {machine}. Two guests under QEMU's plain emulation
-(no KVM), Debian's kernel with `rdma_rxe`, a shard in a, a client in b: 32 blocks of 16 KiB are read again and again.
-`get` looks them up and reads them, `read` goes to a known place under its lease; every answer is compared byte by byte,
-and every operation has a deadline of 5 s. Absolute times say nothing about hardware; what is said and when does.
+(no KVM), Debian's kernel with `rdma_rxe`, a shard in a, a client in b: 16 scattered blocks of 16 KiB are read again and
+again. `get` looks them up and reads them, `read` goes to known places under a lease; every answer is compared byte by
+byte, and every operation has a deadline of 8 s. Absolute times say nothing about hardware; what is said and when does.
 
 """
 WORDS = ("wrong bytes", "get ok · p50 / p99 ms", "read ok · p50 / p99 ms", "errors (longest wait)", "after the fault")

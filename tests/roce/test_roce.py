@@ -27,8 +27,8 @@ pytestmark = [
 ]
 WANTED = os.environ.get("KVSCOPE_ROCE_RUNS", "").split(",") if os.environ.get("KVSCOPE_ROCE_RUNS") else []
 CHOSEN = [run for run in RUNS if not WANTED or run.name in WANTED]
-DEADLINE_S = 5.0
-SLACK_S = 3.0
+DEADLINE_S = 8.0
+SLACK_S = 4.0
 """One emulated processor serves the loop, NIXL's threads and the kernel's soft interrupts."""
 
 

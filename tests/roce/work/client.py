@@ -25,7 +25,7 @@ from kvstore.sync import SyncClient
 
 LAYOUT = Layout("roce", heads=4, head_dim=64, block_tokens=16, window_tokens=512)
 """16 KiB a block, 32 blocks a window."""
-LEASE_MS = 3_000
+LEASE_MS = 6_000
 PUT_EVERY = 8
 
 
@@ -46,7 +46,9 @@ class Loop:
     """Operations one after another; ``rows`` are (start, seconds, operation, outcome)."""
 
     def __init__(self, target: str, blocks: int, deadline_ms: int, transport: str) -> None:
-        self.keys, self.deadline_ms = keys_of(blocks, 1), deadline_ms
+        self.deadline_ms = deadline_ms
+        self.all = keys_of(2 * blocks, 1)
+        self.keys = self.all[::2]  # every other block: each is a descriptor, and so a request, of its own
         self.data = blocks_of(self.keys)
         self.rows: list[tuple[float, float, str, str]] = []
         self.notices: list[tuple[str, float]] = []
@@ -73,7 +75,7 @@ class Loop:
         end = time.monotonic() + 300
         while True:
             try:
-                self.client.put(self.keys, self.data, deadline_ms=30_000)
+                self.client.put(self.all, blocks_of(self.all), deadline_ms=30_000)
                 return
             except StoreError:
                 if time.monotonic() > end:
@@ -183,8 +185,8 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("orders", type=Path)
     parser.add_argument("--out", type=Path, default=Path("/out"))
-    parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--deadline", type=int, default=5_000, help="of each operation, in milliseconds")
+    parser.add_argument("--blocks", type=int, default=16)
+    parser.add_argument("--deadline", type=int, default=8_000, help="of each operation, in milliseconds")
     parser.add_argument("--transport", default="nixl")
     given = parser.parse_args()
     loop = Loop(given.target, given.blocks, given.deadline, given.transport)

@@ -20,7 +20,7 @@ while :; do
     done 2> /dev/null
   } > "$folder/$name.part"
   mv "$folder/$name.part" "$folder/$name.txt"
-  if [ -n "$port" ] && [ $((n % 3)) = 0 ]; then
+  if [ -n "$port" ] && [ $((n % 8)) = 0 ]; then
     (
       exec {page}<> "/dev/tcp/$host/$port" || exit
       printf 'GET /metrics HTTP/1.0\r\nHost: shard\r\n\r\n' >&$page
