@@ -54,6 +54,7 @@ ids = ids_of(int(prompt), seed=1)
 class Wait(transformers.StoppingCriteria):
     def __call__(self, tokens, scores, **kwargs):
         if tokens.shape[1] == ids.shape[1] + int(reply):
+            caches[-1].flush()  # writing runs beside the next step: at most that one would be missing
             say(tokens[0].tolist())
             ask()
             return torch.ones(len(tokens), dtype=torch.bool)

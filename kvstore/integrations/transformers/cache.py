@@ -42,10 +42,10 @@ class StoreCache(Cache):
 
     `open` matches each row's token chain: full blocks, whoever wrote them, and the session's partial one. At most all
     but the last token are taken, so that a forward pass has something to compute logits from; `matched` says how many
-    of each row. Every forward pass then writes what it added: one `put` or `append` a row for all layers together.
-    Another process, or this one after a crash, opens the same session with the same, a longer, shorter or edited
-    history and gets what still holds. A store that fails is an empty one: generation goes on, `counts` and the log say
-    so, and what it missed is brought over when it is back.
+    of each row. What a forward pass adds is written while the next one is computed: one `put` or `append` a row for all
+    layers together. Another process, or this one after a crash, opens the same session with the same, a longer, shorter
+    or edited history and gets what still holds. A store that fails is an empty one: generation goes on, `counts` and
+    the log say so, and what it missed is brought over when it is back.
 
     For causal models whose layers are full or sliding-window attention, in float32, float16 and bfloat16; left-padded
     batches, each row a session of its own. Not for beam search, several sequences a prompt, or inputs other than
@@ -60,7 +60,7 @@ class StoreCache(Cache):
     ) -> None:  # fmt: skip
         """Use `open`."""
         super().__init__(layers=layers)
-        self.counts = counts
+        self._counts = counts
         self.layout = place.client.layout
         self.past = match.length
         """Positions taken from the store, padding included: forward passes begin behind them."""
@@ -153,14 +153,22 @@ class StoreCache(Cache):
             cache_name(self._model.forward): self,
         }
 
+    @property
+    def counts(self) -> Counts:
+        """What this cache did, the last step's writing included."""
+        self._writes.settle()
+        return self._counts
+
     def flush(self) -> bool:
-        """Write now what waits because the store was away; whether nothing waits any more."""
-        return self._writes.write(now=True)
+        """Wait until all is written, also what waits because the store was away; whether nothing waits any more."""
+        return self._writes.flush()
 
     def close(self) -> None:
         """Let go of model and sessions; these live on until their TTL ends. May be called twice."""
         self._hooks.remove()
-        self._writes.write(now=not self._writes.paused)
+        self._writes.settle()
+        if not self._writes.paused:
+            self._writes.flush()
         self._held.release()
 
     def __enter__(self) -> StoreCache:
@@ -201,11 +209,12 @@ class StoreCache(Cache):
         fresh = [layer.take_fresh() for layer in self.layers]
         if ids is None or any(states is None for states in fresh):
             raise BadRequest("a layer of this model did not use the cache")
-        self.counts.forwards += 1
-        self.counts.computed_columns += ids.shape[1]
+        self._counts.forwards += 1
+        self._counts.computed_columns += ids.shape[1]
         past = self.get_seq_length() - ids.shape[1]
         keys = _raw([states[0] for states in fresh if states is not None])
         values = _raw([states[1] for states in fresh if states is not None])
+        self._writes.settle()
         for number, (row, new) in enumerate(zip(self._rows, ids.tolist(), strict=True)):
             cut = max(0, row.pad - past)
             full = row.extend(new[cut:], keys[:, number, :, cut:], values[:, number, :, cut:])
@@ -216,6 +225,7 @@ class StoreCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back (a number below 0), as assisted decoding does with guesses that were wrong."""
+        self._writes.settle()
         super().crop(tokens_to_remove)
         length = self.get_seq_length()
         for number, row in enumerate(self._rows):

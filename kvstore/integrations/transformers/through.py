@@ -1,4 +1,7 @@
-"""Write-through of a batch: once a step, all rows side by side; a store that is away does not hold generation up."""
+"""Write-through of a batch: once a step, all rows side by side, while the next step is computed.
+
+A store that is away does not hold generation up.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """After a failure nothing is written for so long, twice as long after each further one (policy)."""
 
 
+Running = asyncio.Task[list[BaseException | None]]
+
+
 class WriteThrough:
     """Rows whose writers are None are not written. `most_bytes`: what a row may keep waiting while the store is away;
     a row with more is given up, since blocks behind a gap in the chain are of no use to anybody."""
@@ -32,6 +38,7 @@ class WriteThrough:
         self._most_bytes = most_bytes
         self._failed = 0
         self._not_before = 0.0
+        self._running: Running | None = None
 
     @property
     def paused(self) -> bool:
@@ -39,7 +46,7 @@ class WriteThrough:
         return time.monotonic() < self._not_before
 
     def step(self, row: int, full: list[Piece], tail: Piece | None) -> None:
-        """What a step added to a row; written by the next `write`."""
+        """What a step added to a row; written by the next `write`. Not while one is running (`settle`)."""
         writer = self._writers[row]
         if writer is not None:
             writer.add(full, tail)
@@ -50,23 +57,39 @@ class WriteThrough:
             self._writers[row] = None
             self._counts.given_up_rows += 1
 
-    def write(self, *, now: bool = False) -> bool:
-        """Bring every row over; whether all was. Never raises for what a store does. `now`: also during a pause."""
-        if not now and self.paused:
+    def write(self) -> None:
+        """Begin to bring every row over, beside what the caller computes next. Call `settle` before the next `step`."""
+        self.settle()
+        if self.paused:
             self._bound()
-            return False
-        results = self._client.run(self._write_all())
-        errors = [result for result in results if isinstance(result, BaseException)]
+        else:
+            self._running = self._client.run(self._begin())
+
+    def settle(self) -> None:
+        """Wait for what `write` has begun. Never raises for what a store does."""
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        errors = [error for error in self._client.run(_ended(running)) if error is not None]
         for error in errors:
             if not isinstance(error, StoreError):
                 raise error
-        if not errors:
-            if self._failed:
-                log.warning("the store takes writes again")
-            self._failed = 0
-            return True
-        self._pause(errors[0])
-        return False
+        if errors:
+            self._pause(errors[0])
+        elif self._failed:
+            log.warning("the store takes writes again")
+            self._failed, self._not_before = 0, 0.0
+
+    def flush(self) -> bool:
+        """Bring over what waits, also during a pause; whether nothing waits any more."""
+        self.settle()
+        self._not_before = 0.0
+        self.write()
+        self.settle()
+        return not self.paused
+
+    async def _begin(self) -> Running:
+        return asyncio.get_running_loop().create_task(self._write_all())
 
     async def _write_all(self) -> list[BaseException | None]:
         writers = [writer for writer in self._writers if writer is not None]
@@ -85,3 +108,7 @@ class WriteThrough:
             if writer is not None and writer.waiting_bytes > self._most_bytes:
                 log.warning("row %d is written no more: %d bytes wait for the store", row, writer.waiting_bytes)
                 self.give_up(row)
+
+
+async def _ended(running: Running) -> list[BaseException | None]:
+    return await asyncio.shield(running)
