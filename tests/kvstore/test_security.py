@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import shutil
@@ -11,13 +12,17 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from kvstore.client import SyncClient
+from kvstore.calls.rpc import RpcCalls
+from kvstore.client import Client, SyncClient
 from kvstore.cluster import LocalCluster
+from kvstore.deadline import Deadline
 from kvstore.errors import AccessDenied, BadRequest
+from kvstore.messages import Lookup
 from kvstore.security import Access, Refusals, Token, is_loopback
 from kvstore.settings import Settings
 from tests.kvstore.process_rig import LAYOUT, Helper, blocks_for, some_keys
@@ -158,6 +163,22 @@ def test_a_guarded_store_keeps_its_token_to_itself_and_takes_renewed_files(tmp_p
             assert client.get(keys).found.all()  # who is in stays in
         with SyncClient(found.guarded.targets, LAYOUT, access=found.files.access()) as client:
             assert client.get(keys).found.all()
+
+
+async def test_large_messages_pass_the_front_whole(tmp_path: Path) -> None:
+    """Some side by side, more than either side's buffers hold."""
+    files = Files(tmp_path)
+    files.serve("shard")
+    async with (
+        LocalCluster(1, LAYOUT, 64, **files.options) as cluster,
+        await Client.connect(cluster.targets, LAYOUT, access=files.access()) as client,
+    ):
+        await client.put(some_keys(64, 0), blocks_for(some_keys(64, 0)))
+        link = client.shards.links[0]
+        await link.use(RpcCalls(link.address, files.access()))
+        keys = np.tile(some_keys(64, 0), (1 << 11, 1))  # 4 MiB
+        answers = await asyncio.gather(*(link.call(Lookup(keys), Deadline(60_000)) for _ in range(4)))
+        assert all((answer.slot >= 0).all() and len(answer.slot) == len(keys) for answer in answers)
 
 
 def test_shards_hear_each_other_by_the_same_means(tmp_path: Path) -> None:
