@@ -65,7 +65,7 @@ def whole(name: str, value: Any, n: int, *, least: int = 0, most: int = _MOST) -
 
 def whole_number(name: str, value: Any, *, least: int = 0, most: int = _MOST) -> int:
     """One whole number `least` … `most`."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if not isinstance(value, Integral) or value is True or value is False:
         raise BadRequest(f"{name} must be a whole number, not {_told(value)}")
     if not least <= int(value) <= most:
         raise BadRequest(f"{name} must lie in {least} … {most}, not {int(value)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from numbers import Real
+from typing import Any
 
 from kvstore.errors import BadRequest
 
@@ -14,7 +15,8 @@ class Deadline:
     __slots__ = ("_end", "allowed_ms")
 
     def __init__(self, allowed_ms: float) -> None:
-        if not isinstance(allowed_ms, Real) or not 0 < allowed_ms <= 24 * 3_600_000:
+        said: Any = allowed_ms
+        if not isinstance(said, Real) or not 0 < allowed_ms <= 24 * 3_600_000:
             raise BadRequest(f"a deadline is more than 0 ms and at most a day, not {allowed_ms!r:.40}")
         self.allowed_ms = allowed_ms
         self._end = time.monotonic() + allowed_ms / 1000

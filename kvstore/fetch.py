@@ -83,7 +83,12 @@ class Fetch:
 
     def piece(self, rows: slice) -> Fetch:
         """A part of this get that can be driven by itself; its outcome is this one's, too."""
-        need = Need(_of(self._need.clock, rows), _of(self._need.valid, rows), self._need.enforce)
+        clock, valid = self._need.clock, self._need.valid
+        need = Need(
+            clock if isinstance(clock, int) else clock[rows],
+            valid if isinstance(valid, int) else valid[rows],
+            self._need.enforce,
+        )
         part = Fetch(
             self._shards,
             self._keys[rows],

@@ -72,8 +72,17 @@ class Locations:
 
     def rows(self, rows: slice) -> Locations:
         """Views of some rows, under the same leases."""
-        columns = self.shard, self.slot, self.generation, self.clock, self.valid, self.miss, self.until_ms
-        return Locations(self.keys[rows], *(column[rows] for column in columns), leases=self.leases)
+        return Locations(
+            self.keys[rows],
+            self.shard[rows],
+            self.slot[rows],
+            self.generation[rows],
+            self.clock[rows],
+            self.valid[rows],
+            self.miss[rows],
+            self.until_ms[rows],
+            self.leases,
+        )
 
     @property
     def found(self) -> Flags:

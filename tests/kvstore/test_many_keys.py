@@ -65,8 +65,9 @@ async def test_leases_of_several_messages_are_kept_together(
         await client.unpin(found, 60_000)
         await client.renew(found, 0)
         again = await client.lookup(K, lease_ms=60_000)
-        one = next(iter(again.leases.values()))[0]
-        await client.shards.links[0].call(m.Lease(np.array([one], np.uint64)), client._deadline(None))
+        number, leases = next(iter(again.leases.items()))
+        release = m.Lease(np.array(leases[-1:], np.uint64))
+        await client.shards.links[number].call(release, client._deadline(None))
         with pytest.raises(LeaseExpired):
             await client.renew(again, 1_000)
         gap = np.concatenate([K[:40], some_keys(1, seed=9), K[40:]])
