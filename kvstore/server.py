@@ -55,6 +55,7 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a second shard on the same port is an error, not a coin toss
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),  # those that waited while the shard was stopped come all at once
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 

@@ -86,6 +86,27 @@ async def test_who_did_not_come_through_the_door_is_not_heard(server: ShardServe
         assert "door" in str(answer)
 
 
+def pinged(server: ShardServer, count: int) -> list[tuple[int, int]]:
+    """The kinds and flags of the HTTP/2 frames that answer so many pings at once, and one more after them."""
+    found: list[tuple[int, int]] = []
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as talk, talk.makefile("rb") as heard:
+        settings, ping = b"\0\0\0\4\0\0\0\0\0", b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
+        talk.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + ping * count)
+        while found.count((6, 1)) <= count and (head := heard.read(9)):
+            found.append((head[3], head[4]))
+            heard.read(int.from_bytes(head[:3], "big"))
+            if found.count((6, 1)) == count and found[-1] == (6, 1):
+                talk.sendall(ping)
+    return found
+
+
+async def test_pings_that_come_together_do_not_end_a_connection(server: ShardServer) -> None:
+    """As those do that waited for a shard which was stopped: its clients once read of ENHANCE_YOUR_CALM."""
+    found = await asyncio.to_thread(pinged, server, 100)
+    assert found.count((6, 1)) == 101
+    assert not [kind for kind, _ in found if kind == 7], "a GOAWAY"
+
+
 @pytest.mark.parametrize("clock", [(1 << 64) - 1, (1 << 62) + 1, 1 << 62, 1 << 50])
 async def test_one_message_from_the_far_future_does_not_end_a_shard(server: ShardServer, clock: int) -> None:
     keys = some_keys(2, 0)
