@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def pages() -> Iterator[list[str]]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    with demo_store.store() as found:
+    with demo_store.store(model=False) as found:
         yield found
     for number, handler in kept.items():
         signal.signal(number, handler)

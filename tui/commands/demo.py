@@ -20,6 +20,9 @@ LIVE_MS = 30_000
 _STORY = """\
 The demo: a KV store of four shards on this host, and minutes of production requests replayed against it
 (an excerpt of the conversation trace of kvcache-ai/Mooncake, Apache-2.0), four times as fast as they came."""
+_MODEL_STORY = """\
+Beside it a tiny transformers model holds conversations through a shard of its own (model tiny-llama): every turn
+takes the KV of the turns before from there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,16 +58,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _live(args: argparse.Namespace, *, text: bool) -> int:
-    from tui.commands.demo_store import store
+    from tui.commands.demo_store import lacking_model, store
 
     if not text:
         refuse_dumb("kvtop demo --text")
-    print("kvtop demo: starting a store of four shards", file=sys.stderr, flush=True)
+    lacking = lacking_model()
+    story = _STORY if lacking else f"{_STORY}\n{_MODEL_STORY}"
+    model = "" if lacking else ", and a model that talks through one more"
+    print(f"kvtop demo: starting a store of four shards{model}", file=sys.stderr, flush=True)
+    if lacking:
+        says = f"no model talks through it: that needs {', '.join(lacking)} (pip install 'kvscope[transformers]')"
+        print(f"kvtop demo: {says}", file=sys.stderr, flush=True)
     with plain_errors(), ExitStack() as stack:
         pages = stack.enter_context(store())
         if text:
             print("kvtop demo: watching it for half a minute", file=sys.stderr, flush=True)
-            _print(_STORY, pages, "", LIVE_MS)
+            _print(story, pages, "", LIVE_MS)
             return EXIT_OK
         from probes.attach import attach
         from tui.launch import run as show
@@ -76,7 +85,7 @@ def _live(args: argparse.Namespace, *, text: bool) -> int:
             label="demo: four shards, a real trace",
             opening="starting the store",
         )
-        return show(lambda: attach(pages), options, farewell=_STORY, cleared=stack.close)
+        return show(lambda: attach(pages), options, farewell=story, cleared=stack.close)
 
 
 def _show(story: str, path: Path, args: argparse.Namespace) -> int:
