@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,7 @@ from kvstore.forks import use_grpc
 from kvstore.handle import SessionHandle
 from kvstore.layout import Layout
 from kvstore.link import Link
-from kvstore.membership import membership_of
+from kvstore.membership import Membership, membership_of
 from kvstore.membership.follow import Follower, follows, most_of
 from kvstore.security import Access
 from kvstore.shards import Shards
@@ -92,6 +92,12 @@ class Client(Reads, Puts):
             link.heard = client._heard
             return link
 
+        await client._meet(membership, link_to, deadline)
+        client._beating = asyncio.get_running_loop().create_task(client._beat())
+        return client
+
+    async def _meet(self, membership: Membership, link_to: Callable[[str], Link], deadline: Deadline) -> None:
+        """Connect to the members, and go along with them if they may change; else nothing is left behind."""
         links: list[Link] = []
         try:
             view = await membership.view(deadline)
@@ -100,18 +106,16 @@ class Client(Reads, Puts):
                 await all_of(link.ensure(deadline) for link in links)
             else:
                 await most_of(view, links, deadline)
-            client._shards = Shards(links, layout, view.homes)
+            self._shards = Shards(links, self.layout, view.homes)
             if view.homes is not None:
-                client.follower = Follower(client, membership, view, link_to)
+                self.follower = Follower(self, membership, view, link_to)
         except BaseException:
             await membership.close()
             for link in links:
                 await link.drop()
-            await client._transport.leave()
-            client.staging.close()
+            await self._transport.leave()
+            self.staging.close()
             raise
-        client._beating = asyncio.get_running_loop().create_task(client._beat())
-        return client
 
     async def __aenter__(self) -> Client:
         return self
