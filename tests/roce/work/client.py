@@ -114,18 +114,20 @@ class Loop:
 
     def _read(self) -> str:
         """A known place under its lease: needs no answer of the shard."""
+        end = time.monotonic() + self.deadline_ms / 1000
         if self.located is None or time.monotonic() > self._until:
             self._until = time.monotonic() + LEASE_MS / 1000 * 0.9
             self.located = None
             self.located = self.client.lookup(self.keys, lease_ms=LEASE_MS, deadline_ms=self.deadline_ms)
-        found = self.client.get(self.located, deadline_ms=self.deadline_ms)
+        found = self.client.get(self.located, deadline_ms=left_ms(end))
         return self._judged(found.found, found.data)
 
     def _put(self) -> str:
         self._puts += 1
+        end = time.monotonic() + self.deadline_ms / 1000
         keys = keys_of(8, self._puts)
         self.client.put(keys, blocks_of(keys), deadline_ms=self.deadline_ms)
-        found = self.client.get(keys, deadline_ms=self.deadline_ms)
+        found = self.client.get(keys, deadline_ms=left_ms(end))
         ok = found.found
         self.wrong += int((np.asarray(found.data)[ok] != blocks_of(keys)[ok]).any())
         return "ok" if ok.all() else "miss"
@@ -135,6 +137,10 @@ class Loop:
             self.wrong += 1
             return "WRONG"
         return "ok" if found.all() else "miss"
+
+
+def left_ms(end: float) -> int:
+    return max(1, round((end - time.monotonic()) * 1000))
 
 
 def quantile(values: list[float], share: float) -> float | None:
