@@ -21,7 +21,9 @@ from probes.labels import Labels
 
 Series = tuple[str, dict[str, str]]
 SHARED_PAGE = Path(__file__).parents[2] / ".." / "shared" / "pages" / "vllm-0.32.0-cpu.txt"
-FIXTURE_PAGES = sorted((Path(__file__).parents[1] / "fixtures").rglob("*.txt"))
+_FIXTURES = Path(__file__).parents[1] / "fixtures"
+# Of rdma lie trees of sysfs there, not pages.
+FIXTURE_PAGES = sorted(path for path in _FIXTURES.rglob("*.txt") if path.parent != _FIXTURES / "rdma")
 
 
 class Reader:
