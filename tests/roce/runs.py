@@ -46,11 +46,13 @@ RUNS = (
     Run(
         "link-down",
         "`ip link set down` in a for 3 s, then up",
+        50.0,
         fault="note down; ip link set $DEV down; sleep 3; ip link set $DEV up; sleep 0.3; note up",
     ),
     Run(
         "frozen",
         "the shard is stopped (SIGSTOP) for 15 s",
+        70.0,
         fault="note stop; kill -STOP $shard; sleep 15; kill -CONT $shard; note cont",
     ),
     Run("delay", "2 ms delay on what the client sends (netem on b)", netem={"b": "delay 2ms"}),
