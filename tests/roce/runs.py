@@ -60,6 +60,7 @@ RUNS = (
     Run(
         "tcp",
         "UCX_TLS=tcp on both sides",
+        60.0,
         settings={"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"},
         lane="tcp",
     ),
