@@ -88,10 +88,7 @@ class NixlTransport:
     async def _meet(self, agents: _Agents, stream: Stream, facts: dict[str, Any], deadline: Deadline) -> NixlPeer:
         facts["address"] = stream.address
 
-        def ended() -> None:
-            stream.hang_up()
-
-        peer = NixlPeer(facts, agents.reads, agents.regions, agents.landing, ended)
+        peer = NixlPeer(facts, agents.reads, agents.regions, agents.landing, stream.hang_up)
         watching = asyncio.get_running_loop().create_task(self._watch(stream, peer))
         self._streams.add(watching)
         watching.add_done_callback(self._streams.discard)
@@ -105,7 +102,7 @@ class NixlTransport:
         try:
             await stream.ended()
             peer.lose("its connection has ended")
-            if await stream.refused():
+            if not stream.goodbye and await stream.refused():
                 peer.dead = True
                 if peer.when_dead is not None:
                     peer.when_dead()
@@ -121,14 +118,16 @@ class NixlTransport:
             return self._agents
 
     async def leave(self) -> None:
-        """Every stream ends, and then the agents."""
-        for stream in list(self._streams):
-            stream.cancel()
-        await asyncio.gather(*self._streams, return_exceptions=True)
-        agents, self._agents = self._agents, None
-        if agents is not None:
-            await asyncio.to_thread(agents.reads.close)
-            await asyncio.to_thread(agents.serves.close)
+        """Every stream ends, and then the agents: these even if whoever waits for it has no more time."""
+        try:
+            for stream in list(self._streams):
+                stream.cancel()
+            await asyncio.gather(*self._streams, return_exceptions=True)
+        finally:
+            agents, self._agents = self._agents, None
+            if agents is not None:
+                agents.reads.close()
+                agents.serves.close()
 
     def close(self) -> None:
         self._staging = None
@@ -151,6 +150,7 @@ class Stream:
         from kvstore.calls.rpc import channel_to
 
         self.address = address
+        self.goodbye = False
         self._channel: Any = channel_to(address, access)
         self._call: Any = None
 
@@ -210,8 +210,9 @@ class Stream:
         writer.close()
         return False
 
-    def hang_up(self) -> None:
-        """We want no more of it: `ended` returns."""
+    def hang_up(self, *, goodbye: bool) -> None:
+        """We want no more of it: `ended` returns. `goodbye`: since we are done, not since something is wrong."""
+        self.goodbye = self.goodbye or goodbye
         if self._call is not None:
             self._call.cancel()
 

@@ -63,7 +63,7 @@ class Hands:
         """Its answer, however long that takes: to a pull it comes when the pull is over. Raises what it refuses, and
         `ShardUnavailable` when it has ended (and everything that it did with it)."""
         if self._writer is None:
-            raise ShardUnavailable("the process that moves this shard's blocks is being started again")
+            raise ShardUnavailable("the shard's mover is being started again")
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -149,8 +149,8 @@ class Hands:
                 await process.wait()
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(ShardUnavailable("the process that moves this shard's blocks has ended"))
+                answer.set_exception(ShardUnavailable("the shard's mover has ended"))
         self._waiting.clear()
 
 
-_SILENT = "the process that moves blocks by NIXL does not start (its output says more)"
+_SILENT = "the shard's mover, the process that moves blocks by NIXL, does not start (its output says more)"

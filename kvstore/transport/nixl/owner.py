@@ -10,10 +10,12 @@ it, and hears of its end by `over`. Until then the memory that it writes into is
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ Over = Callable[["Moved | Disconnected"], None]
 SPIN_S = 300e-6
 """So long after a post the thread only yields: a read of some blocks over tcp takes 60–150 µs, a nap at least 60."""
 NAP_S, LONGEST_NAP_S = 50e-6, 2e-3
+END_S = 5.0
 IDLE_S = 1.0
 """Without reads under way it looks so often whether a connection has ended."""
 
@@ -64,6 +67,7 @@ class Owner:
         self._closed = False
         self._lock = threading.Lock()
         self._agent: Agent | None = None
+        _living.add(self)
         self._thread = threading.Thread(target=self._live, args=(serves,), name=f"nixl-{kind}", daemon=True)
         self._thread.start()
         self._made.result()
@@ -160,7 +164,7 @@ class Owner:
         if not self._closed:
             self._closed = True
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(END_S)
 
     def _put(self, act: Callable[[Agent], None]) -> None:
         if self._closed:
@@ -253,3 +257,11 @@ class _Ended(Exception):  # noqa: N818 - the thread's own way out
 
 
 _abandoned: list[Agent] = []
+_living: weakref.WeakSet[Owner] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that comes back from NIXL into an interpreter that has ended aborts the process."""
+    for owner in list(_living):
+        owner.close()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,13 @@ from kvstore.transport.nixl.regions import Region, Regions, require_slots
 
 Steps = Generator[Future[Moved], Moved, int]
 """Waits for reads one after the other; its value is how many descriptors they took."""
+
+
+class Ended(Protocol):
+    """Told once when a peer is closed; `goodbye`: nothing was wrong."""
+
+    def __call__(self, *, goodbye: bool) -> None: ...
+
 
 SYNC_READ_S = 30.0
 """How long the plain calls wait, whose callers have told no deadline."""
@@ -70,9 +77,7 @@ class _Read:
 class NixlPeer:
     """See `Peer`; `index` is always None. States: connected, then `lost` for good: the link makes a new one."""
 
-    def __init__(
-        self, facts: dict[str, Any], owner: Owner, regions: Regions, landing: Landing, ended: Callable[[], None]
-    ) -> None:
+    def __init__(self, facts: dict[str, Any], owner: Owner, regions: Regions, landing: Landing, ended: Ended) -> None:
         self.facts = facts
         self.index: Index | None = None
         pool = facts["nixl"]
@@ -206,8 +211,9 @@ class NixlPeer:
         self._owner.forget(self._agent, *([prepared] if prepared else []))
 
     def close(self) -> None:
+        fine = self._lost is None
         self.lose("the connection was closed")
-        self._ended()
+        self._ended(goodbye=fine)
 
     def _gone(self) -> StoreError:
         self.lose("the connection to its memory has ended")

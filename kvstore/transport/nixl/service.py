@@ -143,7 +143,8 @@ class NixlService:
             except StoreError as error:
                 welcome = refusal(error)
             except TimeoutError:
-                welcome = refusal(ShardUnavailable("the process that moves this shard's blocks is being started again"))
+                why = f"its mover has not answered within {HELLO_TIMEOUT_S:g} s (it may be being started again)"
+                welcome = refusal(ShardUnavailable(f"{self._name()}: {why}"))
             except StopAsyncIteration:
                 return
             yield json.dumps(welcome).encode()
@@ -178,12 +179,15 @@ class NixlService:
             raise
         return guest
 
+    def _name(self) -> str:
+        return f"shard {self._facts().get('shard')}"
+
     def _welcome(self, client: Connected) -> dict[str, Any]:
         facts = self._facts()
         for local in ("door", "calls"):
             facts.pop(local, None)
         if not self._hands.said:
-            raise ShardUnavailable("the process that moves this shard's blocks has ended")
+            raise ShardUnavailable(f"{self._name()}: its mover has ended")
         pool = {name: self._hands.said[name] for name in ("agent", "metadata", "base")}
         return {
             **facts,
