@@ -20,7 +20,7 @@ from tests.kvstore.process_rig import LAYOUT, some_keys
 
 pytestmark = needs_etcd
 TAILS = 24
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Tails:
@@ -31,7 +31,7 @@ class Tails:
         self.target = target
         self.acknowledged = [0] * TAILS
         self.stop = threading.Event()
-        self.appended = self.begun_anew = self.read = 0
+        self.appended = self.begun_anew = self.read = self.epoch = 0
         self.wrong: list[str] = []
 
     def write(self) -> None:
@@ -39,9 +39,14 @@ class Tails:
         digests = rng.integers(0, 256, (LAYOUT.block_tokens, 24), np.uint8)
         clocks = [0] * TAILS
         words = np.zeros((1, LAYOUT.block_bytes // 8), np.int64)
-        with SyncClient(self.target, LAYOUT) as client, client.open_session("hot") as session:
+        with SyncClient(self.target, LAYOUT) as client:
+            session = client.open_session("hot")
+            follower = client.client.follower
+            assert follower is not None
             for turn in range(10**9):
+                self.epoch = follower.view.epoch
                 if self.stop.is_set():
+                    session.release()
                     return
                 row = turn % TAILS
                 words[:] = turn
@@ -99,10 +104,14 @@ class Tails:
         thread.start()
         return thread
 
-    def go_on(self, appended: int = 60, read: int = 60) -> None:
-        """Wait for so much more."""
-        goals = self.appended + appended, self.read + read
+    def go_on(self, epoch: int, appended: int = 50, read: int = 50) -> None:
+        """Wait for so much more in that epoch."""
         end = time.monotonic() + WAIT_S
+        while self.epoch < epoch:
+            assert not self.wrong, self.wrong[:3]
+            assert time.monotonic() < end, f"the writer is in epoch {self.epoch}, not {epoch}"
+            time.sleep(0.01)
+        goals = self.appended + appended, self.read + read
         while self.appended < goals[0] or self.read < goals[1]:
             assert not self.wrong, self.wrong[:3]
             assert time.monotonic() < end, f"{self.appended} appends, {self.read} reads: {goals} were expected"
@@ -115,17 +124,14 @@ def test_versions_never_go_back(tmp_path: Path) -> None:
 
     with EtcdServer(tmp_path) as etcd, shards(2) as store:
         tails = Tails(etcd.target("order"))
-        threads = [tails.guarded(tails.write), tails.guarded(tails.watch, 2), tails.guarded(tails.watch, 3)]
+        threads = [tails.guarded(tails.write), tails.guarded(tails.watch, 2)]
         try:
-            tails.go_on()
-            for _ in range(2):
-                with shards(1):
-                    tails.go_on()
-                tails.go_on()
-            store.kill(0)
-            tails.go_on()
+            tails.go_on(1)
             with shards(1):
-                tails.go_on()
+                tails.go_on(2)
+            tails.go_on(3)
+            store.kill(0)
+            tails.go_on(4)
         finally:
             tails.stop.set()
             for thread in threads:
