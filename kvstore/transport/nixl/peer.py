@@ -35,8 +35,8 @@ class Ended(Protocol):
 SYNC_READ_S = 30.0
 """How long the plain calls wait, whose callers have told no deadline."""
 HERE_BYTES, HERE_WORDS = (1 << 20) + (1 << 16), 64
-"""Reads up to this large (a mebibyte of blocks and their headers) are posted where they are asked for: over shared memory
-the post is the copy, a quarter of a millisecond."""
+"""Reads up to this large (a mebibyte of blocks and their headers) are posted where they are asked for: over shared
+memory the post is the copy, a quarter of a millisecond."""
 _SINGLES_BELOW = 2.0
 """Mean slots a run below which prepared descriptors of single slots beat descriptors made of runs (measured)."""
 _GENERATION_AT = HEADER.fields["generation"][1] if HEADER.fields else 32
