@@ -184,12 +184,14 @@ class Stage:
             self._guests.call(snap.role, f"kill $(cat /out/{run.name}.snap.pid); true")
 
     def _lanes(self, run: Run) -> tuple[str, ...]:
-        pages = sorted((self._guests.folder / "a" / "snap" / run.name).glob("*.page"))
-        found = re.findall(
-            r"^kv_transport_info\{(.*)\} 1", pages[-1].read_text(errors="replace") if pages else "", re.M
-        )
-        words = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in found]
-        return tuple(sorted({f"{word['lane']} {word['device']}" for word in words if word["transport"] == "nixl"}))
+        """The lanes of the last page that has any: a shard that was killed has no page any more."""
+        for page in sorted((self._guests.folder / "a" / "snap" / run.name).glob("*.page"), reverse=True):
+            found = re.findall(r"^kv_transport_info\{(.*)\} 1", page.read_text(errors="replace"), re.MULTILINE)
+            words = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in found]
+            lanes = {f"{word['lane']} {word['device']}" for word in words if word["transport"] == "nixl"}
+            if lanes:
+                return tuple(sorted(lanes))
+        return ()
 
 
 def growth(folder: Path) -> dict[str, int]:
