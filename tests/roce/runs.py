@@ -93,6 +93,7 @@ class Pair:
     shard: Job
     client: Job
     orders: int = 0
+    lanes: tuple[str, ...] = ()
 
 
 class Stage:
@@ -118,7 +119,8 @@ class Stage:
             self._part()
         said = json.loads((self._guests.folder / "b" / f"{run.name}.json").read_text())
         grew = {role: growth(self._guests.folder / role / "snap" / run.name) for role in "ab"}
-        return Result(run, said, grew, self._lanes(run), self._guests.folder)
+        pair.lanes = self._lanes(run) or pair.lanes
+        return Result(run, said, grew, pair.lanes, self._guests.folder)
 
     def _paired(self, settings: Mapping[str, str]) -> Pair:
         if self._pair is not None and self._pair.settings == settings:
@@ -184,7 +186,7 @@ class Stage:
             self._guests.call(snap.role, f"kill $(cat /out/{run.name}.snap.pid); true")
 
     def _lanes(self, run: Run) -> tuple[str, ...]:
-        """The lanes of the last page that has any: a shard that was killed has no page any more."""
+        """The lanes of the run's last page that has any; none where the shard was killed before it served one."""
         for page in sorted((self._guests.folder / "a" / "snap" / run.name).glob("*.page"), reverse=True):
             found = re.findall(r"^kv_transport_info\{(.*)\} 1", page.read_text(errors="replace"), re.MULTILINE)
             words = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in found]
