@@ -34,8 +34,8 @@ SYSTEM, USER, REPLY = 192, 64, 32
 class Other:
     """A process that answers from the store."""
 
-    def __init__(self, targets: str, size: str, threads: int) -> None:
-        words = [sys.executable, "-m", "kvstore.bench.turns", targets, size, str(REPLY), str(threads)]
+    def __init__(self, targets: str, size: str, reply: int, threads: int) -> None:
+        words = [sys.executable, "-m", "kvstore.bench.turns", targets, size, str(reply), str(threads)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ready(self) -> None:
@@ -109,9 +109,9 @@ class Conversations:
 
 
 @contextmanager
-def _others(targets: str, size: str, threads: int) -> Iterator[list[Other]]:
+def _others(targets: str, size: str, reply: int, threads: int) -> Iterator[list[Other]]:
     with ExitStack() as stack:
-        processes = [Other(targets, size, threads) for _ in range(2)]
+        processes = [Other(targets, size, reply, threads) for _ in range(2)]
         for process in processes:
             stack.callback(process.end)
         for process in processes:
@@ -119,7 +119,16 @@ def _others(targets: str, size: str, threads: int) -> Iterator[list[Other]]:
         yield processes
 
 
-def measure(size: str, *, turns: int, conversations: int, shards: int, threads: int, seed: int = 0) -> dict[str, Any]:
+def measure(
+    size: str,
+    *,
+    turns: int,
+    conversations: int,
+    shards: int,
+    threads: int,
+    reply: int = REPLY,
+    seed: int = 0,
+) -> dict[str, Any]:
     """Medians over the conversations, by turn and arm."""
     import torch
 
@@ -128,14 +137,14 @@ def measure(size: str, *, turns: int, conversations: int, shards: int, threads: 
     torch.set_num_threads(threads)
     model = model_of(size)
     layout = layout_for(model)
-    longest = SYSTEM + turns * (USER + REPLY)
+    longest = SYSTEM + turns * (USER + reply)
     columns = layout.layers * layout.head_groups
     blocks = (conversations + 1) * columns * (longest // layout.block_tokens + 2) // shards + 64
     with (
         LocalCluster(shards, layout, 2 * blocks, placement="head-group") as cluster,
-        _others(cluster.targets, size, threads) as others,
+        _others(cluster.targets, size, reply, threads) as others,
     ):
-        player = Player(model, REPLY)
+        player = Player(model, reply)
         Conversations(player, others, 1, seed + 1).play(2, name="warm-up")
         played = Conversations(player, others, conversations, seed)
         played.play(turns, name="measured")

@@ -9,14 +9,16 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 
 from kvstore.bench import sessions
 
+REPLY = 5
+
 
 def test_two_turns_by_two_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = sessions.measure("tiny", turns=2, conversations=1, shards=1, threads=1)
+    found = sessions.measure("tiny", turns=2, conversations=1, shards=1, threads=1, reply=REPLY)
     first, second = found["turns"]
-    behind = sessions.USER + 1 + sessions.REPLY - 1  # the question, the last token of the reply before, the new reply
-    assert second["prompt"] == sessions.SYSTEM + 2 * sessions.USER + sessions.REPLY
-    assert first["none"]["computed"] == first["kept"]["computed"] == first["prompt"] + sessions.REPLY - 1
-    assert second["none"]["computed"] == second["prompt"] + sessions.REPLY - 1
+    behind = sessions.USER + 1 + REPLY - 1  # the question, the last token of the reply before, the new reply
+    assert second["prompt"] == sessions.SYSTEM + 2 * sessions.USER + REPLY
+    assert first["none"]["computed"] == first["kept"]["computed"] == first["prompt"] + REPLY - 1
+    assert second["none"]["computed"] == second["prompt"] + REPLY - 1
     assert second["kept"]["computed"] == second["store"]["computed"] == behind
     sessions.show("tiny", found)
     assert f"{second['prompt']:8d}{second['none']['computed']:8.0f}{behind:8d}{behind:8d}" in capsys.readouterr().out

@@ -12,9 +12,13 @@ pytest.importorskip("torch", reason="torch is not installed (extra transformers)
 pytest.importorskip("transformers", reason="transformers is not installed (extra transformers)")
 
 
+import torch
+
 from kvstore.integrations.transformers import StoreCache
 from tests.kvstore.transformers_rig import (
+    TOKENS,
     TRANSPORTS,
+    Computed,
     Store,
     generated,
     ids_of,
@@ -46,38 +50,48 @@ def store(transport: str, shards: int) -> Iterator[Store]:
 
 
 @cache
-def one_row(kind: str) -> tuple[Any, Any]:
+def one_row(kind: str) -> tuple[Any, Any, Any]:
+    """A prompt, its reply, and what comes after that."""
     ids = ids_of(29, seed=1)
-    return ids, reference(model_of(kind), ids)
+    first = reference(model_of(kind), ids)
+    return ids, first, reference(model_of(kind), first.sequences, tokens=2)
 
 
 @cache
-def three_rows(kind: str) -> tuple[Any, Any, Any]:
+def three_rows(kind: str) -> tuple[Any, Any, Any, Any, Any]:
     ids, mask = padded([ids_of(count, seed=count)[0] for count in (31, 9, 22)])
-    return ids, mask, reference(model_of(kind), ids, mask)
+    first = reference(model_of(kind), ids, mask)
+    longer = torch.cat([mask, torch.ones(3, TOKENS, dtype=mask.dtype)], 1)
+    return ids, mask, first, longer, reference(model_of(kind), first.sequences, longer, tokens=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_row(store: Store, kind: str) -> None:
     model = model_of(kind)
-    ids, expected = one_row(kind)
+    ids, first, second = one_row(kind)
     with StoreCache.open(store.client, model, ids, session=f"one {kind}") as kv:
         assert kv.matched == [0]
-        require_equal(generated(kv, model), expected)
-    with StoreCache.open(store.client, model, ids, session=f"one {kind}") as kv:
-        assert kv.matched == [24]
-        require_equal(generated(kv, model), expected)
+        require_equal(generated(kv, model), first)
+    with (
+        StoreCache.open(store.client, model, first.sequences, session=f"one {kind}") as kv,
+        Computed(model) as computed,
+    ):
+        require_equal(generated(kv, model, tokens=2), second)
+        assert kv.matched == [29 + TOKENS - 1]  # the last token of the reply was never computed
+        assert computed.lengths == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_rows_of_unequal_length(store: Store, kind: str) -> None:
     model = model_of(kind)
-    ids, mask, expected = three_rows(kind)
+    ids, mask, first, longer, second = three_rows(kind)
     sessions = [f"{kind} {row}" for row in range(3)]
     with StoreCache.open(store.client, model, ids, attention_mask=mask, session=sessions) as kv:
-        require_equal(generated(kv, model), expected)
-    with StoreCache.open(store.client, model, ids, attention_mask=mask, session=sessions) as kv:
-        # Rows end in one column: what the least matched of them has (8 of 9, 16 of 22, 24 of 31 tokens).
-        assert kv.past == 22 + 2
-        assert kv.matched == [24, 2, 15]
-        require_equal(generated(kv, model), expected)
+        require_equal(generated(kv, model), first)
+    with (
+        StoreCache.open(store.client, model, first.sequences, attention_mask=longer, session=sessions) as kv,
+        Computed(model) as computed,
+    ):
+        require_equal(generated(kv, model, tokens=2), second)
+        assert kv.matched == [count + TOKENS - 1 for count in (31, 9, 22)]
+        assert computed.lengths == [1, 1]

@@ -68,7 +68,7 @@ for session in ask():
 """
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
+@pytest.fixture(scope="module", params=TRANSPORTS[:1])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     with store_for(model_of("llama"), shards=2, transport=request.param) as running:
         yield running
