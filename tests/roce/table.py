@@ -26,7 +26,8 @@ WORDS = ("wrong bytes", "get ok · p50 / p99 ms", "read ok · p50 / p99 ms", "er
 def write(results: Sequence[Result], path: Path) -> None:
     """The whole page."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    machine = f"{platform.system()} {platform.release()}, {os.cpu_count()} processors"
+    kernel = ".".join(platform.release().split(".")[:2])
+    machine = f"{platform.system()} {kernel}, {os.cpu_count()} processors, load {os.getloadavg()[2]:.0f}"
     lines = [HEAD.format(date=date, machine=machine)]
     lines.append("| run | done | lanes | " + " | ".join(WORDS) + " |\n|" + "---|" * (3 + len(WORDS)) + "\n")
     lines += [_row(result) for result in results]
