@@ -21,6 +21,7 @@ from tests.kvstore.transformers_rig import (
     GREEDY,
     TOKENS,
     Store,
+    client_at,
     generated,
     ids_of,
     keys_of,
@@ -154,6 +155,18 @@ def test_two_that_write_one_session_are_both_right() -> None:
         for history in (ids, other):
             with StoreCache.open(store.client, model, history, session="one") as cache:
                 require_equal(generated(cache, model), reference(model, history))
+
+
+def test_a_client_that_was_closed_is_a_store_that_is_away() -> None:
+    model = model_of("llama")
+    ids = ids_of(PROMPT, seed=50)
+    with store_for(model) as store:
+        other = client_at(store.cluster.targets, store.layout)
+        with StoreCache.open(other, model, ids, session="s") as cache:
+            require_equal(generated_with(cache, model, PROMPT + 2, other.close), reference(model, ids))
+            assert cache.counts.write_failures >= 1
+        with StoreCache.open(store.client, model, ids, session="s") as cache:
+            assert cache.matched == [PROMPT - 1]  # the prompt and one token more were written
 
 
 def test_guesses_that_were_wrong_are_taken_back() -> None:

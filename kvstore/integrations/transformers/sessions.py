@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 
@@ -71,5 +72,6 @@ class Held:
     def release(self) -> None:
         """They live on until their TTL ends, for whoever says their number next."""
         for handle in self._handles:
-            handle.release()
+            with contextlib.suppress(RuntimeError):  # the client was closed: nothing renews them any more
+                handle.release()
         self._handles.clear()

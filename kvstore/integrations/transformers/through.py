@@ -63,14 +63,20 @@ class WriteThrough:
         if self.paused:
             self._bound()
         else:
-            self._running = self._client.run(self._begin())
+            try:
+                self._running = self._client.run(self._begin())
+            except StoreError as lost:  # the client was closed
+                self._pause(lost)
 
     def settle(self) -> None:
         """Wait for what `write` has begun. Never raises for what a store does."""
         if self._running is None:
             return
         running, self._running = self._running, None
-        errors = [error for error in self._client.run(_ended(running)) if error is not None]
+        try:
+            errors = [error for error in self._client.run(_ended(running)) if error is not None]
+        except StoreError as lost:  # the client was closed
+            errors = [lost]
         for error in errors:
             if not isinstance(error, StoreError):
                 raise error
