@@ -53,7 +53,8 @@ class Resets:
     def take(self, time_ms: int, before: Floats, now: Floats) -> int:
         """Compare two pages, ``[S]`` each, NaN where a counter is not there; how many fell."""
         self._falls = [fall for fall in self._falls if time_ms - fall.time_ms <= MEMORY_MS]
-        rows = np.flatnonzero(before - now >= _LEAST_FALL)
+        with np.errstate(invalid="ignore"):  # Inf - Inf is no fall
+            rows = np.flatnonzero(before - now >= _LEAST_FALL)
         undone = [fall.time_ms for fall in self._falls if fall.undone(before, now)]
         if undone:
             self._mixed_ms = time_ms

@@ -300,9 +300,9 @@ def test_who_does_not_fit_or_finds_no_etcd_is_refused_in_one_line(etcd: EtcdServ
             assert (code, len(said.splitlines())) == (2, 1), said
             assert why in said
     with pytest.raises(ShardUnavailable, match="no store 'nobody' is registered"):
-        SyncClient(etcd.target("nobody"), LAYOUT, deadline_ms=300)
+        SyncClient(etcd.target("nobody"), LAYOUT, deadline_ms=3_000)
     with pytest.raises(ShardUnavailable, match=r"etcd at .*Connection refused"):
-        SyncClient(f"etcd://127.0.0.1:{free_port()}/x", LAYOUT, deadline_ms=300)
+        SyncClient(f"etcd://127.0.0.1:{free_port()}/x", LAYOUT, deadline_ms=3_000)
 
 
 def test_the_replay_finds_the_store_there(etcd: EtcdServer) -> None:

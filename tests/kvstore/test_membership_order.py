@@ -6,11 +6,13 @@ A tail that moves may be lost (KV can be computed again): then it begins anew, w
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from kvstore.client import SyncClient
 from kvstore.cluster import LocalCluster
@@ -18,7 +20,10 @@ from kvstore.errors import OwnerLapsed, ShardUnavailable, StoreError, TailConfli
 from tests.kvstore.etcd_rig import EtcdServer, needs_etcd
 from tests.kvstore.process_rig import LAYOUT, some_keys
 
-pytestmark = needs_etcd
+pytestmark = [
+    needs_etcd,
+    pytest.mark.skipif(os.environ.get("KVSCOPE_LONG") != "1", reason="a quarter of a minute: KVSCOPE_LONG=1"),
+]
 TAILS = 24
 WAIT_S = 60.0
 
