@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +166,16 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _weights(model: torch.nn.Module) -> str:
-    for name, tensor in _tensors(model):
+    tensors = list(_tensors(model))
+    for name, tensor in tensors:
         if tensor.is_meta:
             raise BadRequest(f"the weights of {name} are not in memory: name the model's revision (revision=…)")
-    state = _state(model)
+    state = _state(tensors)
     known = _known.get(model)
     if known is not None and known[0] == state:
         return known[1]
     digest = xxhash.xxh3_128()
-    for name, tensor in _tensors(model):
+    for name, tensor in tensors:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         if tensor.numel():
             digest.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy())
@@ -182,11 +183,11 @@ def _weights(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _state(model: torch.nn.Module) -> bytes:
+def _state(tensors: Sequence[tuple[str, torch.Tensor]]) -> bytes:
     """Changes when the weights do: torch's own counts, and a sample of each weight for those that it does not count."""
     digest = xxhash.xxh3_128()
     samples: dict[torch.device, list[torch.Tensor]] = {}
-    for name, tensor in _tensors(model):
+    for name, tensor in tensors:
         count = 0 if tensor.is_inference() else tensor._version
         digest.update(f"{name} {tensor.data_ptr()} {count} {tuple(tensor.shape)} {tensor.dtype}".encode())
         flat = tensor.detach().reshape(-1)
