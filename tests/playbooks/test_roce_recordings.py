@@ -31,6 +31,12 @@ def test_loss_is_found_at_the_port_whose_packets_are_lost(run: str, playbooks: l
     assert found[0].member == {"instance": LOST[run], "device": "rxe0"}
 
 
+def test_forced_tcp_is_the_wrong_transport(playbooks: list[Playbook], rules: RuleSet) -> None:
+    found = [f for f in diagnosed("tcp", playbooks, rules).findings if f.cause in WIRE]
+    assert {f.cause for f in found} == {"wrong-transport"}
+    assert {f.member["device"] for f in found} == {"rxe0"}
+
+
 @pytest.mark.parametrize("run", CLEAN)
 def test_none_of_them_is_seen_in_what_merely_looks_alike(run: str, playbooks: list[Playbook], rules: RuleSet) -> None:
     assert not [f for f in diagnosed(run, playbooks, rules).findings if f.cause in WIRE]
