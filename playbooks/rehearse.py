@@ -18,6 +18,9 @@ from playbooks.verdict import Diagnosis
 from probes.attach import attach
 from probes.rules import RuleSet
 
+Diagnosed = dict[tuple[str, int, tuple[str, ...]], Diagnosis]
+"""What was diagnosed already, by scenario, seed and what was dropped: causes share their look-alikes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
@@ -38,19 +41,27 @@ class Rehearsal:
 
 
 def rehearse(
-    playbooks: Sequence[Playbook], causes: Sequence[str] = (), folder: Path | None = None
+    playbooks: Sequence[Playbook],
+    causes: Sequence[str] = (),
+    folder: Path | None = None,
+    diagnosed: Diagnosed | None = None,
 ) -> Iterator[Rehearsal]:
     """Play every fixture of the named causes (of all when none is named) against the whole set of playbooks.
 
-    ``folder`` keeps what was composed for the next time; by default a folder of the user's cache.
+    ``folder`` keeps what was composed for the next time; by default a folder of the user's cache. ``diagnosed`` is
+    filled, and used: pass the same one only with the same playbooks.
     """
     rules, shelf = RuleSet.load(), Shelf(folder or _cache())
+    diagnosed = {} if diagnosed is None else diagnosed
     for playbook in playbooks:
         if causes and playbook.id not in causes:
             continue
         for kind, fixtures in playbook.fixtures.items():
             for fixture in fixtures:
-                yield _play(playbook, kind, fixture, playbooks, rules, shelf)
+                key = (fixture.scenario, fixture.seed, tuple(fixture.drop))
+                if key not in diagnosed:
+                    diagnosed[key] = _diagnosis(fixture, playbooks, rules, shelf)
+                yield _play(playbook, kind, fixture, diagnosed[key], shelf)
 
 
 def _cache() -> Path:
@@ -58,17 +69,18 @@ def _cache() -> Path:
     return Path(base) / "kvscope" / "lab"
 
 
-def _play(
-    playbook: Playbook, kind: str, fixture: Fixture, playbooks: Sequence[Playbook], rules: RuleSet, shelf: Shelf
-) -> Rehearsal:
+def _diagnosis(fixture: Fixture, playbooks: Sequence[Playbook], rules: RuleSet, shelf: Shelf) -> Diagnosis:
     scene = shelf.composed(fixture.scenario, fixture.seed)
     text = trim(scene.text, drop=fixture.drop) if fixture.drop else scene.text
-    diagnosis = diagnose_text(text, playbooks, rules)
+    return diagnose_text(text, playbooks, rules)
+
+
+def _play(playbook: Playbook, kind: str, fixture: Fixture, diagnosis: Diagnosis, shelf: Shelf) -> Rehearsal:
     got = diagnosis.findings[0].cause if diagnosis.findings else diagnosis.verdict.value
     expected = fixture.expect or playbook.id
     passed = got == expected
     if kind == "hit":
-        member = scene.truth.member
+        member = shelf.composed(fixture.scenario, fixture.seed).truth.member
         passed = passed and all(diagnosis.findings[0].member.get(k) == v for k, v in member.items())
     if kind == "missing":
         named = {f.cause for f in diagnosis.findings}

@@ -9,7 +9,7 @@ import pytest
 
 from playbooks.lab.shelf import Shelf
 from playbooks.playbook import Fixture, Playbook, load_playbooks
-from playbooks.rehearse import diagnose_file, rehearse
+from playbooks.rehearse import Diagnosed, diagnose_file, rehearse
 from playbooks.verdict import Verdict
 from probes.rules import RuleSet
 
@@ -33,9 +33,14 @@ LIKELY = frozenset(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def diagnosed() -> Diagnosed:
+    return {}
+
+
 @pytest.mark.parametrize("cause", IDS)
-def test_every_fixture_passes(cause: str, playbooks: list[Playbook], shelf_folder: Path) -> None:
-    played = list(rehearse(playbooks, [cause], shelf_folder))
+def test_every_fixture_passes(cause: str, playbooks: list[Playbook], shelf_folder: Path, diagnosed: Diagnosed) -> None:
+    played = list(rehearse(playbooks, [cause], shelf_folder, diagnosed))
     fixtures = next(p.fixtures for p in playbooks if p.id == cause)
     assert len(played) == sum(map(len, fixtures.values()))
     assert {one.kind for one in played} == {"hit", "lookalike", "missing"}
@@ -58,11 +63,12 @@ def test_a_fixture_that_expects_the_wrong_thing_fails(playbooks: list[Playbook],
 
 @pytest.mark.parametrize(("cause", "hit"), HITS, ids=[f"{cause}-{hit.scenario}-{hit.seed}" for cause, hit in HITS])
 def test_the_onset_and_the_strength_are_right(
-    cause: str, hit: Fixture, playbooks: list[Playbook], rules: RuleSet, shelf_folder: Path
+    cause: str, hit: Fixture, playbooks: list[Playbook], rules: RuleSet, shelf_folder: Path, diagnosed: Diagnosed
 ) -> None:
     shelf = Shelf(shelf_folder)
     truth = shelf.composed(hit.scenario, hit.seed).truth
-    diagnosis = diagnose_file(shelf.path(hit.scenario, hit.seed), playbooks, rules)
+    known = diagnosed.get((hit.scenario, hit.seed, tuple(hit.drop)))
+    diagnosis = known or diagnose_file(shelf.path(hit.scenario, hit.seed), playbooks, rules)
     assert [f.cause for f in diagnosis.findings][:1] == [cause]
     # A store counts what an engine only lets one estimate.
     assert (diagnosis.findings[0].verdict is Verdict.LIKELY) == (cause in LIKELY or hit.scenario.startswith("store-"))
