@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import signal
@@ -269,15 +270,17 @@ async def test_a_client_whose_watch_is_broken_is_told_by_the_shards(etcd: EtcdSe
         await client.put(keys, blocks_for(keys))
 
         async def deaf(_than: object) -> Any:
-            import asyncio
-
             await asyncio.Event().wait()
 
         follower._membership.newer = deaf  # type: ignore[method-assign,assignment]
         follower._told.set()  # the watch that runs now ends
         async with shards(1, etcd, "told"):
             assert follower.view.epoch == 1
-            await client.put(keys, blocks_for(keys))  # refused for its epoch by the old home, then sent to the new one
+            # Once the old home has taken up the epoch it refuses them, and they are sent to the new one.
+            async with asyncio.timeout(30):
+                while follower.view.epoch == 1:
+                    await client.put(keys, blocks_for(keys))
+                    await asyncio.sleep(0.02)
             assert follower.view.epoch == 2
             assert np.array_equal((await client.get(keys)).data, blocks_for(keys))
 

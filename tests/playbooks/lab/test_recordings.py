@@ -28,7 +28,7 @@ CAUSES = {
     "kv-capacity-exhausted", "preemption-thrash", "prefix-key-unstable", "prefix-capacity-miss",
     "internal-fragmentation", "pool-leak", "stuck-transfer", "engine-crash", "traffic-surge", "source-blind", "healthy",
     "external-fragmentation", "bitmap-sync", "wal-stall", "session-leak", "ttl-too-short", "hot-shard",
-    "stalled-shard", "unknown",
+    "stalled-shard", "wrong-transport", "roce-loss", "descriptor-explosion", "unknown",
 }  # fmt: skip
 
 # Every shard alike: there is no member to name.

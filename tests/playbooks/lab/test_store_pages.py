@@ -43,7 +43,8 @@ def test_the_page_has_the_families_of_the_contract() -> None:
     page = shard_families(shard, "m", 50.0, 1_790_000_000.0, {})
     assert _listed() - {family.name for family in page} == {
         "kv_peer_up", "kv_peer_heartbeat_age_seconds", "kv_peer_pending_operations",
-    }, "a shard without peers says nothing of them"  # fmt: skip
+        "kv_transfer_seconds", "kv_transfer_descriptors", "kv_transfer_bytes",
+    }, "a shard without peers says nothing of them, and one without nixl nothing of transfers"  # fmt: skip
     assert all(dict(labels)["shard"] == "0" for f in page if f.name[:3] == "kv_" for _, labels, _ in f.samples)
 
 
