@@ -34,6 +34,14 @@ CLOSE_S = 10.0
 """For a client's goodbye to shards that may not answer (policy)."""
 
 
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As usual, but for one thing: gRPC has a poller for all loops of a process, and on ours it finds that another one,
+    of a client that was closed, has ended."""
+    ended = isinstance(context.get("exception"), RuntimeError) and "PollerCompletionQueue" in str(context.get("handle"))
+    if not ended:
+        loop.default_exception_handler(context)
+
+
 class SyncSession:
     """A `SessionHandle` for plain code."""
 
@@ -79,6 +87,7 @@ class SyncClient:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._opened: Client | None = None
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_tell)
         self._thread = threading.Thread(target=self._live, name="kvstore-client", daemon=True)
         self._thread.start()
         try:
