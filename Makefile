@@ -38,7 +38,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@sh scripts/halves.sh $(BIN)/python $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python "$$bench"; done
