@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -67,6 +68,8 @@ class LocalCluster:
         self._run_dir = Path()
         self._file = Path()
         self._lifeline = (-1, -1)
+        self._held = -1
+        """A lock on the directory that we made: nobody clears it away while we live."""
         self.processes: list[subprocess.Popen[bytes]] = []
         self.facts: list[dict[str, Any]] = []
 
@@ -107,6 +110,8 @@ class LocalCluster:
         _clear_after_the_dead()
         self._made_dir = None if self._given_run_dir else Path(tempfile.mkdtemp(prefix=f"kvstore-{os.getpid()}-"))
         self._run_dir = self._given_run_dir or self._made_dir or Path()
+        if self._made_dir is not None:
+            self._held = _locked(self._made_dir)
         self._file = self._given_file or self._run_dir / "cluster.json"
         _alive.add(self)
         try:
@@ -158,6 +163,9 @@ class LocalCluster:
             self._given_file.unlink(missing_ok=True)
         if self._made_dir is not None:
             shutil.rmtree(self._made_dir, ignore_errors=True)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
         _alive.discard(self)
 
     def __enter__(self) -> LocalCluster:
@@ -286,12 +294,31 @@ def _is_a_shard(pid: int) -> bool:
 
 
 def _clear_after_the_dead() -> None:
-    """Remove the directories of clusters whose process was killed before it could."""
+    """Remove the directories of clusters whose process was killed before it could.
+
+    The number in a directory's name may be of another PID namespace (containers that share a /tmp): so what counts is
+    that nobody holds its lock; the number only spares those that are just being made here.
+    """
     for path in Path(tempfile.gettempdir()).glob("kvstore-*-*"):
         maker = path.name.split("-")[1]
         with contextlib.suppress(OSError):
             if maker.isdecimal() and path.stat().st_uid == os.geteuid() and not Path(f"/proc/{maker}").exists():
-                shutil.rmtree(path, ignore_errors=True)
+                held = _locked(path)
+                try:
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(held)
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that holds the lock on a directory; `OSError` when somebody else does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 @atexit.register

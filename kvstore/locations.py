@@ -70,8 +70,8 @@ class Locations:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def rows(self, rows: slice) -> Locations:
-        """Views of some rows, under the same leases."""
+    def rows(self, rows: slice | Ints) -> Locations:
+        """Some rows, under the same leases."""
         return Locations(
             self.keys[rows],
             self.shard[rows],

@@ -81,38 +81,23 @@ def _check(body: Mapping[str, Any]) -> Check:
         relative_to=body.get("relative_to"),
     )
     sticky, now = bool(body.get("sticky", False)), bool(body.get("now", False))
-    return Check(test, body["scope"], body.get("core"), sticky, _unless(body), now, _pending(body))
+    return Check(test, body["scope"], body.get("core"), sticky, _beside(body, "unless"), now, _beside(body, "pending"))
 
 
-def _unless(body: Mapping[str, Any]) -> Test | None:
-    """The condition under which a shift is what one would expect."""
-    given = body.get("unless")
+def _beside(body: Mapping[str, Any], name: str) -> Test | None:
+    """A test beside the check's own: ``unless``, under which a shift is what one would expect, or ``pending``."""
+    given = body.get(name)
     if given is None:
         return None
     return Test(
-        name=f"{body['id']}-unless",
+        name=f"{body['id']}-{name}",
         expr=expand(given["expr"]),
         op=given["op"],
         threshold=float(given["threshold"]),
         basis="policy",
         source=body["source"],
-        says="",
+        says=given.get("says", ""),
         relative_to=given.get("relative_to"),
-    )
-
-
-def _pending(body: Mapping[str, Any]) -> Test | None:
-    given = body.get("pending")
-    if given is None:
-        return None
-    return Test(
-        name=f"{body['id']}-pending",
-        expr=expand(given["expr"]),
-        op=given["op"],
-        threshold=float(given["threshold"]),
-        basis="policy",
-        source=body["source"],
-        says=given["says"],
     )
 
 
@@ -121,13 +106,14 @@ def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable
     bad: list[Bad] = []
     said: dict[str, list[Answer]] = {name: [] for name in CORE}
     words: dict[str, str] = {}
+    begun: dict[str, str] = {}
     objectives = tuple(extra)
     for check in (*_unless_told(checks(), objectives), *objectives):
         for member in members.get(check.scope, ()):
             answer, value = _ask(bench, check, member)
             if answer is Answer.FALSE and check.pending is not None and (soon := _soon(bench, check.pending, member)):
                 answer = Answer.UNKNOWN
-                words.setdefault(check.core or check.test.name, f"{_name(member)}: {soon}")
+                begun.setdefault(check.core or check.test.name, f"{_name(member)}: {soon}")
             if check.core is not None and not (check.now and answer is Answer.UNKNOWN):
                 said[check.core].append(answer)
             if answer is Answer.TRUE:
@@ -136,8 +122,14 @@ def sweep(bench: Bench, members: Mapping[str, Sequence[Member]], extra: Iterable
                 words.setdefault(check.core or check.test.name, f"{_name(member)}: {sentence}")
     no_engine = bool(members.get("shard")) and not members.get("engine")
     asked = [name for name in CORE if not (no_engine and name in ENGINES_ONLY)]
-    core = tuple(CoreCheck(name, _core(name, said[name]), words.get(name, "")) for name in asked)
+    core = tuple(_core_check(name, said[name], words, begun) for name in asked)
     return Swept(tuple(bad), core)
+
+
+def _core_check(name: str, answers: Sequence[Answer], words: Mapping[str, str], begun: Mapping[str, str]) -> CoreCheck:
+    """What has only begun speaks for a question that is open, never for one that is decided."""
+    bad = _core(name, answers)
+    return CoreCheck(name, bad, (begun if bad is None else words).get(name, ""))
 
 
 def with_silent(swept: Swept, sources: Sequence[SourceLine]) -> Swept:

@@ -72,7 +72,7 @@ class Plain:
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Agents and processes that are made meanwhile use this lane."""
+    """UCX's choice for agents and processes that are made meanwhile."""
     before = os.environ.get("UCX_TLS")
     os.environ["UCX_TLS"] = LANES[name]
     try:
@@ -119,7 +119,7 @@ async def measure(
 
 
 def _arms(client: Client, plain: Plain, where: Locations, rows: list[Ints]) -> dict[str, Arm]:
-    located = [_at(where, one) for one in rows]
+    located = [where.rows(one) for one in rows]
     plans = [plain.plan(where.slot[one]) for one in rows]
     out = client.buffer(len(rows[0]))
 
@@ -147,20 +147,6 @@ def _figures(size: int, times: dict[str, Times]) -> dict[str, Any]:
         }
         for name, taken in times.items()
     }
-
-
-def _at(where: Locations, rows: Ints) -> Locations:
-    return Locations(
-        where.keys[rows],
-        where.shard[rows],
-        where.slot[rows],
-        where.generation[rows],
-        where.clock[rows],
-        where.valid[rows],
-        where.miss[rows],
-        where.until_ms[rows],
-        dict(where.leases),
-    )
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:

@@ -104,7 +104,7 @@ class Arms:
         memcpy = Memcpy(self._pool, out)
         slots = [self._where.slot[rows] for rows in case.rows]
         plans = [memcpy.plan(each) for each in slots]
-        located = [_at(self._where, rows) for rows in case.rows]
+        located = [self._where.rows(rows) for rows in case.rows]
         names = [[row.tobytes() for row in self._keys[rows]] for rows in case.rows]
 
         async def runs(number: int) -> None:
@@ -143,19 +143,6 @@ def _gloo_arm(gloo: Gloo) -> Arm:
         gloo.fetch()
 
     return fetch
-
-
-def _at(where: Locations, rows: Ints) -> Locations:
-    return Locations(
-        where.keys[rows],
-        where.shard[rows],
-        where.slot[rows],
-        where.generation[rows],
-        where.clock[rows],
-        where.valid[rows],
-        where.miss[rows],
-        where.until_ms[rows],
-    )
 
 
 async def measure(blocks: int, rounds: int, seed: int = 0) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from probes.records import dataclass
@@ -51,6 +52,12 @@ class SourceStatus:
     @property
     def ok(self) -> bool:
         return self.state in ANSWERED
+
+    def failed(self, now_ms: int, duration_s: float, state: State, error: str) -> SourceStatus:
+        """The status after an attempt that brought nothing; when it last gave samples stays."""
+        return replace(
+            self, state=state, error=error, time_ms=now_ms, duration_s=duration_s, samples=0, bytes=0, detail=""
+        )
 
     def age_s(self, now_ms: int) -> float | None:
         """Seconds since the target last gave samples; None when it never did."""

@@ -144,14 +144,5 @@ class RdmaSource:
     def _failed(self, now_ms: int, start: float, state: State, error: str) -> SourceStatus:
         duration = time.monotonic() - start
         self._frame.fail(now_ms, duration)
-        self._status = replace(
-            self._status,
-            state=state,
-            error=error,
-            time_ms=now_ms,
-            duration_s=duration,
-            samples=0,
-            bytes=0,
-            detail="",
-        )
+        self._status = self._status.failed(now_ms, duration, state, error)
         return self._status

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,6 @@ from kvstore.transport.nixl.library import flavour
 NEEDS_NIXL = pytest.mark.skipif(
     flavour() is None, reason="NIXL is not installed (pip install --no-deps nixl-cu12, or nixl-cu13)"
 )
-LANES = {"tcp": "tcp", "shm": "shm,cma,tcp"}
-"""UCX_TLS by the lane that it makes reads take; shared memory needs another transport for its control messages."""
-
-
-@contextmanager
-def lane(name: str) -> Iterator[None]:
-    """UCX's choice for agents and processes that are made meanwhile."""
-    before = os.environ.get("UCX_TLS")
-    os.environ["UCX_TLS"] = LANES[name]
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["UCX_TLS"]
-        else:
-            os.environ["UCX_TLS"] = before
 
 
 async def until(true: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 20.0) -> None:

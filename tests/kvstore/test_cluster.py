@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -166,3 +167,22 @@ def test_what_a_killed_cluster_left_behind_goes_with_the_next_start(tmp_path: Pa
     code += "with LocalCluster(1, r.LAYOUT, 16): pass"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=60)
     assert not left.exists()
+
+
+def test_a_directory_whose_maker_cannot_be_seen_but_lives_is_left_alone(tmp_path: Path) -> None:
+    """As of a cluster in another container that shares this /tmp: its process number says nothing here."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    theirs = tmp_path / f"kvstore-{gone.pid}-abc"
+    theirs.mkdir()
+    held = os.open(theirs, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    code = "import tests.kvstore.process_rig as r; from kvstore.cluster import LocalCluster\n"
+    code += "with LocalCluster(1, r.LAYOUT, 16): pass"
+    run = [sys.executable, "-c", code]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(run, cwd=ROOT, env=env, check=True, timeout=60)
+    assert theirs.exists()
+    os.close(held)
+    subprocess.run(run, cwd=ROOT, env=env, check=True, timeout=60)
+    assert not theirs.exists()

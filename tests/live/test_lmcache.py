@@ -66,6 +66,33 @@ def test_an_object_larger_than_a_window_fails_in_one_line_and_the_rest_goes_on(s
     assert f"Validation (content): {KEYS}/{KEYS}" in _check(store, 256, "bfloat16")
 
 
+def test_a_deleted_object_is_gone_whole_and_its_bytes_are_given_back(store: str) -> None:
+    code = """
+import select, sys, torch
+from lmcache.v1.check.check_mode_test_l2_adapter import _create_memory_obj, _create_object_key
+from kvstore.integrations.lmcache import KvstoreL2Adapter, objects
+adapter = KvstoreL2Adapter({"targets": sys.argv[1]})
+keys = [_create_object_key("delete", str(i)) for i in range(3)]
+given = [_create_memory_obj(obj_size=size, fill_value=1.0) for size in (100, 4096, 20_000)]
+adapter.submit_store_task(keys, given)
+assert select.select([adapter.get_store_event_fd()], [], [], 20)[0]
+print("stored", adapter.get_usage().total_bytes_used)
+adapter.delete(keys)
+print("left", adapter.get_usage().total_bytes_used)
+every = [objects.keys_of(key, objects.blocks_for(one.get_size(), 16384)) for key, one in zip(keys, given)]
+print("blocks", sum(int(adapter._client.lookup(one).found.sum()) for one in every), flush=True)
+adapter.close()
+"""
+    done = subprocess.run(
+        [str(lmcache_lab.python()), "-c", code, store], env=lmcache_lab.environment(), capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"stored {4 * (100 + 4096 + 20_000)}" in done.stdout
+    assert "left 0" in done.stdout
+    assert "blocks 0" in done.stdout
+
+
 def test_a_store_that_dies_is_a_miss_and_no_hang() -> None:
     from kvstore.cluster import LocalCluster
     from kvstore.layout import Layout

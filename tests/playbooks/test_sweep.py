@@ -224,3 +224,13 @@ def test_processes_that_take_turns_at_an_address_are_no_healthy_source(tmp_path:
     assert "flapping" in [one.check.test.name for one in _swept(falls, tmp_path, rules).bad]
     once = Pages().engine().target("pod-1:8000", started_s=lambda t: 1_789_000_000.0 + 3600 * (t > 150))
     assert "flapping" not in [one.check.test.name for one in _swept(once, tmp_path, rules).bad]
+
+
+def test_what_has_just_begun_on_one_engine_does_not_speak_for_what_is_bad_on_another(
+    tmp_path: Path, rules: RuleSet
+) -> None:
+    begun = {"usage": after(262, 0.99, before=0.4), "waiting": after(262, 12.0)}
+    pages = Pages().engine("pod-1:8000", **begun).engine("pod-2:8000", usage=0.97)
+    (capacity,) = [check for check in _swept(pages, tmp_path, rules).core if check.name == "capacity"]
+    assert capacity.bad is True
+    assert capacity.says.startswith("pod-2:8000: ")

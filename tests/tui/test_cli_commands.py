@@ -7,31 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.endpoints import Endpoint
 from tests.live.living_page import LivingPage
-from tui.cli import main
+from tests.tui.commands_rig import CULPRIT, DEMO, ROOT, Captured, run, run_json
 from tui.doctor.environment import path_commands
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "playbooks" / "recordings" / "demo.om.gz"
-CULPRIT = "pod-2:8000"
-Captured = pytest.CaptureFixture[str]
-
-
-def run(capsys: Captured, *words: str) -> tuple[int, str, str]:
-    code = main(words)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def run_json(capsys: Captured, *words: str) -> tuple[int, Any]:
-    code, out, _ = run(capsys, *words, "--json")
-    return code, json.loads(out)
-
 
 # --- once
 

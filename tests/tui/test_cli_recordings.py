@@ -10,30 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.endpoints import Endpoint
 from tests.live.living_page import LivingPage
-from tui.cli import main
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "playbooks" / "recordings" / "demo.om.gz"
-CULPRIT = "pod-2:8000"
-Captured = pytest.CaptureFixture[str]
-
-
-def run(capsys: Captured, *words: str) -> tuple[int, str, str]:
-    code = main(words)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def run_json(capsys: Captured, *words: str) -> tuple[int, Any]:
-    code, out, _ = run(capsys, *words, "--json")
-    return code, json.loads(out)
-
+from tests.tui.commands_rig import DEMO, ROOT, Captured, run
 
 # --- recordings
 

@@ -50,6 +50,8 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # its base is
         self._loaded: dict[int, Bitmap] = {}
         self._told = {name: create_event_notifier() for name in ("store", "lookup", "load")}
         self._locks = Locks()
+        self._sizes: dict[Any, int] = {}
+        """Bytes of what this process stored and has not deleted, as LMCache's own accounts have it."""
 
     def get_store_event_fd(self) -> int:
         return int(self._told["store"].fileno())
@@ -94,6 +96,7 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # its base is
             if not done.existed.all():
                 fresh.add(row)
         new = sorted(fresh)
+        self._sizes.update((keys[row], len(data[row])) for row in new)
         self._notify_keys_stored([keys[row] for row in new], [len(data[row]) for row in new])
         return L2StoreResult(True, sum(map(len, data)))
 
@@ -152,14 +155,22 @@ class KvstoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # its base is
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def delete(self, keys: list[Any]) -> None:
-        """Objects of one block, and the first block of larger ones: without it the rest is never found again."""
+        """Whole objects that this process stored; of others the first block, without which the rest is never found (how
+        large they are it does not know)."""
+        if not keys:
+            return
+        sizes = [self._sizes.get(key, 0) for key in keys]
+        counts = np.asarray([objects.blocks_for(size, self._client.layout.block_bytes) for size in sizes])
         try:
-            found = self._client.remove(objects.first_keys(keys))
+            found = self._client.remove(objects.all_keys(keys, counts))
         except StoreError as error:
             _log.warning("%d objects were not deleted: %s", len(keys), error)
             return
-        gone = [key for key, was in zip(keys, found.tolist(), strict=True) if was]
-        self._notify_keys_deleted(gone, [0] * len(gone))
+        first = found[np.cumsum(counts) - counts].tolist()
+        for key in keys:
+            self._sizes.pop(key, None)
+        gone = [row for row, was in enumerate(first) if was]
+        self._notify_keys_deleted([keys[row] for row in gone], [sizes[row] for row in gone])
 
     def report_status(self) -> dict[str, Any]:
         links = self._client.client.shards.links

@@ -14,7 +14,6 @@ from kvstore.header import Bytes
 from kvstore.integrations.transformers.layers import StoreLayer
 from kvstore.integrations.transformers.match import Found, Reach
 from kvstore.layout import Layout
-from kvstore.locations import Locations
 
 _AT_ONCE_BYTES = 64 << 20
 """A get's buffer: bounded, so that a long context does not lie in memory twice."""
@@ -111,7 +110,7 @@ class Fetcher:
         """The data of these rows: a view of the buffer that they were read into."""
         if not len(rows):
             return np.zeros((0, self._layout.block_bytes), np.uint8)
-        blocks = self._client.get(at(found.blocks, rows), min_valid=self._layout.block_tokens)
+        blocks = self._client.get(found.blocks.rows(rows), min_valid=self._layout.block_tokens)
         done.blocks += len(blocks)
         good = blocks.found
         if not good.all():
@@ -135,18 +134,3 @@ class Fetcher:
             take = min(room, tokens - start)
             into = tensor[row].view(torch.uint8).numpy()
             into[:, room - take :] = states[:, tokens - start - take : tokens - start]
-
-
-def at(where: Locations, rows: Rows) -> Locations:
-    """Some rows of a lookup's answer, under the same leases."""
-    return Locations(
-        where.keys[rows],
-        where.shard[rows],
-        where.slot[rows],
-        where.generation[rows],
-        where.clock[rows],
-        where.valid[rows],
-        where.miss[rows],
-        where.until_ms[rows],
-        where.leases,
-    )
