@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from kvstore import messages as m
+from kvstore.bench.far import LANES
+from kvstore.bench.far import only as lane
 from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest, LayoutMismatch, ShardUnavailable
 from kvstore.layout import Layout
 from kvstore.locations import Locations
 from kvstore.sync import SyncClient
-from tests.kvstore.nixl_rig import LANES, NEEDS_NIXL, lane, page_of, sample
+from tests.kvstore.nixl_rig import NEEDS_NIXL, page_of, sample
 from tests.kvstore.process_rig import LAYOUT, blocks_for, chain, digests_of, some_keys, tail_keys
 
 pytestmark = NEEDS_NIXL

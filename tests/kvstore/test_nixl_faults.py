@@ -15,13 +15,15 @@ import pytest
 
 from kvstore import messages as m
 from kvstore import wire
+from kvstore.bench.far import LANES
+from kvstore.bench.far import only as lane
 from kvstore.calls import TimedOut
 from kvstore.calls.rpc import RpcCalls
 from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StagingRejected, StoreError
 from kvstore.header import sums
-from tests.kvstore.nixl_rig import LANES, NEEDS_NIXL, lane, mover_of, state_of, until
+from tests.kvstore.nixl_rig import NEEDS_NIXL, mover_of, state_of, until
 from tests.kvstore.process_rig import LAYOUT, ROOT, Helper, blocks_for, some_keys
 
 pytestmark = NEEDS_NIXL

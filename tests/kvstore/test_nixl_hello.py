@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.bench.far import only as lane
 from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from kvstore.deadline import Deadline
@@ -27,7 +28,7 @@ from kvstore.transport.nixl.client import Stream
 from kvstore.transport.nixl.hello import MAX_HELLO, Hello
 from kvstore.transport.nixl.lanes import Lane, lanes_of
 from kvstore.transport.nixl.owner import Owner
-from tests.kvstore.nixl_rig import NEEDS_NIXL, counted, lane, mover_of, until
+from tests.kvstore.nixl_rig import NEEDS_NIXL, counted, mover_of, until
 from tests.kvstore.process_rig import LAYOUT, Helper, blocks_for, some_keys
 
 HELLO = Hello(LAYOUT, "t", 1, "staging-" + "0" * 32, b"m", 4096, 4)

@@ -15,13 +15,15 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from kvstore.bench.far import LANES  # noqa: E402
+from kvstore.bench.far import only as lane  # noqa: E402
 from kvstore.client import SyncClient  # noqa: E402
 from kvstore.cluster import LocalCluster  # noqa: E402
 from kvstore.integrations.transformers import StoreCache, layout_of  # noqa: E402
 from kvstore.integrations.transformers.columns import Columns  # noqa: E402
 from kvstore.keys import Keys  # noqa: E402
 from kvstore.layout import Layout  # noqa: E402
-from tests.kvstore.nixl_rig import LANES, NEEDS_NIXL, lane  # noqa: E402
+from tests.kvstore.nixl_rig import NEEDS_NIXL  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 97
