@@ -1,0 +1,51 @@
+"""Triton as the kernels see it: `jit`, `tl`, and where a launch is possible.
+
+What differs between a machine with triton, with its interpreter (`TRITON_INTERPRET=1` before this module is imported),
+and with neither stands here, so that a family's reference can be used, and read, without triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+triton: Any
+tl: Any
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+
+class Absent:
+    """A kernel where triton is not installed: it can be named, but neither launched nor compiled."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__name__ = function.__name__
+
+    def __getitem__(self, grid: Any) -> Any:
+        raise ModuleNotFoundError(f"kernel {self.__name__} needs triton: pip install 'kvscope[cuda]'", name="triton")
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit`, or a stand-in that says what is missing when it is launched."""
+    return Absent(function) if triton is None else triton.jit(function)
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels of this process: on NumPy, one program after another."""
+    return triton is not None and type(_probe).__name__ == "InterpretedFunction"
+
+
+def launches(tensor: torch.Tensor) -> bool:
+    """Whether a kernel can be launched on `tensor`: else its reference is run."""
+    return triton is not None and (tensor.is_cuda or interpreted())
+
+
+@jit
+def _probe(x: Any) -> None:
+    pass
