@@ -66,7 +66,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _scenarios() -> dict[str, Scenario]:
-    from playbooks.lab.live import scenes  # noqa: F401 - registers them
+    from playbooks.lab.live import scenes, scenes_nixl  # noqa: F401 - they register theirs
     from playbooks.lab.live.plan import SCENARIOS
 
     return SCENARIOS

@@ -117,10 +117,15 @@ class NixlService:
         return self._hands.pid
 
     def lanes(self) -> list[Lane]:
-        """Lanes in use: of our pulls, and of clients' reads as they say themselves."""
+        """Lanes in use: of our pulls, and of clients' reads as they say themselves.
+
+        A client names the lanes of all its reads, those of other shards among them. Both ends choose from what both
+        have: where our own pulls have shown a lane, a client's further ones are other shards'.
+        """
+        ours = {lane.lane for lane in self._lanes}
         found = set(self._lanes)
         for guest in self._guests.values():
-            found.update(guest.lanes)
+            found.update([lane for lane in guest.lanes if lane.lane in ours] or guest.lanes)
         return sorted(found)[:MAX_LANES]
 
     def sweep(self) -> None:

@@ -1,6 +1,6 @@
 """The process of the lab's clients: conversations that come, use the store, think, and go.
 
-python -m playbooks.lab.live.clients CLUSTER_FILE LAYOUT_JSON SEED < orders > report
+python -m playbooks.lab.live.clients CLUSTER_FILE LAYOUT_JSON SEED TRANSPORT < orders > report
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Conversation:
         """Window by window, as an engine's prefill would bring them."""
         crowd, window = self._crowd, self._crowd.layout.window_blocks
         for first in range(0, len(keys), window):
-            part = keys[first : first + window]
+            part = crowd.ordered(keys[first : first + window])
             await crowd.client.put(
                 part,
                 crowd.blocks(len(part)),
@@ -150,6 +150,16 @@ class Crowd:
     def blocks(self, n: int) -> npt.NDArray[np.uint8]:
         """`n` blocks of some bytes."""
         return np.broadcast_to(self._bytes, (n, self.layout.block_bytes)).copy()
+
+    def ordered(self, keys: Keys) -> Keys:
+        """A window's keys in the order in which they are put: their own, or none at all (`Load.scattered`)."""
+        scattered = self.load.scattered
+        if scattered is None or self._rng.random() >= scattered.share:
+            return keys
+        mine = np.flatnonzero(self.client.shards.home(keys) == scattered.shard)
+        order = np.arange(len(keys))
+        order[mine] = self._rng.sample(mine.tolist(), len(mine))
+        return keys[order]
 
     @contextlib.contextmanager
     def counted(self) -> Any:
@@ -240,9 +250,11 @@ def hash_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-async def serve(cluster: Path, layout: Layout, seed: int) -> Report:
+async def serve(cluster: Path, layout: Layout, seed: int, transport: str) -> Report:
     """Follow orders until they end."""
-    async with await Client.connect(cluster, layout, name="lab", deadline_ms=_DEADLINE_MS * 4) as client:
+    async with await Client.connect(
+        cluster, layout, name="lab", deadline_ms=_DEADLINE_MS * 4, transport=transport
+    ) as client:
         crowd = Crowd(client, layout, seed)
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -254,8 +266,8 @@ async def serve(cluster: Path, layout: Layout, seed: int) -> Report:
 
 
 def main(argv: list[str]) -> int:
-    cluster, layout, seed = argv
-    report = asyncio.run(serve(Path(cluster), Layout.from_json(layout), int(seed)))
+    cluster, layout, seed, transport = argv
+    report = asyncio.run(serve(Path(cluster), Layout.from_json(layout), int(seed), transport))
     print(report_text(report))
     return 0
 

@@ -22,7 +22,13 @@ def _signals() -> str:
     return "" if hasattr(os, "pidfd_open") else "processes cannot be stopped from here"
 
 
-_TRIALS: dict[str, Callable[[], str]] = {"cc": _compiler, "preload": _preload, "signals": _signals}
+def _nixl() -> str:
+    from kvstore.transport.nixl.library import flavour
+
+    return "" if flavour() else "NIXL is not installed (pip install --no-deps nixl-cu12)"
+
+
+_TRIALS: dict[str, Callable[[], str]] = {"cc": _compiler, "preload": _preload, "signals": _signals, "nixl": _nixl}
 
 
 def why_not(scenario: Scenario) -> str:

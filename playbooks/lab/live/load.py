@@ -39,12 +39,21 @@ class Hot:
 
 
 @dataclass(frozen=True)
+class Scattered:
+    """Windows that shard `shard` owns are put out of order, a `share` of them: neighbours in a chain lie apart."""
+
+    shard: int
+    share: float
+
+
+@dataclass(frozen=True)
 class Load:
     """All of it."""
 
     kinds: tuple[Kind, ...]
     durability: int = 0
     hot: Hot | None = None
+    scattered: Scattered | None = None
 
     def with_kind(self, name: str, **changes: Any) -> Load:
         """The same with one kind changed; `KeyError` when there is none of that name."""
@@ -59,9 +68,14 @@ class Load:
     @classmethod
     def from_json(cls, text: str) -> Load:
         values = json.loads(text)
-        hot = values.pop("hot")
+        hot, scattered = values.pop("hot"), values.pop("scattered")
         kinds = tuple(Kind(**kind) for kind in values.pop("kinds"))
-        return cls(kinds=kinds, hot=Hot(**hot) if hot else None, **values)
+        return cls(
+            kinds=kinds,
+            hot=Hot(**hot) if hot else None,
+            scattered=Scattered(**scattered) if scattered else None,
+            **values,
+        )
 
 
 @dataclass

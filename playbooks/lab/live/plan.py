@@ -25,7 +25,10 @@ Fault = Callable[["Rig"], None]
 
 @dataclass
 class Plan:
-    """`options` go to every shard, `own` to one by its number; `fault` strikes at `onset_s` (None: from the start)."""
+    """`options` go to every shard, `own` to one by its number; `fault` strikes at `onset_s` (None: from the start).
+
+    `transport`: how the clients reach the blocks (`Client.connect`).
+    """
 
     truth: Truth
     load: Load = field(default_factory=usual)
@@ -34,6 +37,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)
     own: dict[int, dict[str, Any]] = field(default_factory=dict)
     environment: dict[int, dict[str, str]] = field(default_factory=dict)
+    transport: str = "auto"
     fault: Fault | None = None
     onset_s: float | None = None
     seconds: float = 120.0

@@ -80,7 +80,7 @@ def rehearse(
             environment=plan.environment,
             **plan.options,
         ) as cluster,
-        Traffic(cluster.file, plan.layout, plan.load, seed) as traffic,
+        Traffic(cluster.file, plan.layout, plan.load, seed, plan.transport) as traffic,
     ):
         rig = Rig(cluster, traffic, plan.load)
         watched = asyncio.run(_watch(rig, plan, seconds or plan.seconds, recording, progress))

@@ -18,7 +18,8 @@ ONSET_S = 45.0
 HEALTHY = Truth("healthy")
 
 
-def _on_shard(cause: str, draw: Draw, why: str) -> Truth:
+def on_shard(cause: str, draw: Draw, why: str) -> Truth:
+    """The truth of a fault on the seed's shard; healthy at level 0."""
     return Truth(cause, {"shard": str(draw.shard)}, why=why) if draw.level else HEALTHY
 
 
@@ -52,7 +53,7 @@ def external_fragmentation(draw: Draw) -> Plan:
     def scatter(rig: Rig) -> None:
         rig.traffic.scatter(draw.shard, gap)
 
-    truth = _on_shard("external-fragmentation", draw, f"a held block every {gap} slots, and windows of 32 in one run")
+    truth = on_shard("external-fragmentation", draw, f"a held block every {gap} slots, and windows of 32 in one run")
     return Plan(truth, load, fault=scatter if draw.level else None, onset_s=ONSET_S, blocks=4096)
 
 
@@ -63,7 +64,7 @@ def external_fragmentation(draw: Draw) -> Plan:
 )
 def bitmap_sync(draw: Draw) -> Plan:
     own = {draw.shard: {"naive_bitmap": True, "drain_us": draw.by_level(200, 400, 800)}} if draw.level else {}
-    return Plan(_on_shard("bitmap-sync", draw, "every allocation reads the bitmap from the host"), own=own)
+    return Plan(on_shard("bitmap-sync", draw, "every allocation reads the bitmap from the host"), own=own)
 
 
 @scenario("wal-stall", "the log device flushes slowly", needs=("cc", "preload"))
@@ -73,7 +74,7 @@ def wal_stall(draw: Draw) -> Plan:
     if draw.level:
         environment[draw.shard] = shims.slow_fdatasync(draw.by_level(20, 60, 200))
     return Plan(
-        _on_shard("wal-stall", draw, "a preloaded shim delays fdatasync"),
+        on_shard("wal-stall", draw, "a preloaded shim delays fdatasync"),
         load,
         options={"durability": "log+sync"},
         environment=environment,
@@ -103,7 +104,7 @@ def hot_shard(draw: Draw) -> Plan:
     def heat(rig: Rig) -> None:
         rig.change(replace(rig.load, hot=Hot(draw.shard, draw.by_level(60, 120, 240))))
 
-    truth = _on_shard("hot-shard", draw, "one hot chain")
+    truth = on_shard("hot-shard", draw, "one hot chain")
     return Plan(truth, usual(), fault=heat if draw.level else None, onset_s=ONSET_S)
 
 
@@ -112,7 +113,7 @@ def stalled_shard(draw: Draw) -> Plan:
     def stop(rig: Rig) -> None:
         rig.signal(draw.shard, signal.SIGSTOP)
 
-    truth = _on_shard("stalled-shard", draw, "SIGSTOP")
+    truth = on_shard("stalled-shard", draw, "SIGSTOP")
     return Plan(truth, usual(), fault=stop if draw.level else None, onset_s=ONSET_S)
 
 

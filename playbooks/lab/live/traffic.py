@@ -1,6 +1,6 @@
 """The lab's clients: a process of their own, told over a pipe what to do from now on.
 
-    python -m playbooks.lab.live.traffic CLUSTER_FILE LAYOUT_JSON SEED
+    python -m playbooks.lab.live.clients CLUSTER_FILE LAYOUT_JSON SEED TRANSPORT
 
 Orders come on standard input, one JSON document a line; on end of input the report goes to standard output.
 """
@@ -24,8 +24,9 @@ _END_S = 20.0
 class Traffic:
     """A context: the clients work inside it."""
 
-    def __init__(self, cluster: Path, layout: Layout, load: Load, seed: int) -> None:
-        self._argv = [sys.executable, "-m", "playbooks.lab.live.clients", str(cluster), layout.as_json(), str(seed)]
+    def __init__(self, cluster: Path, layout: Layout, load: Load, seed: int, transport: str = "auto") -> None:
+        module = "playbooks.lab.live.clients"
+        self._argv = [sys.executable, "-m", module, str(cluster), layout.as_json(), str(seed), transport]
         self._first = load
         self._process: subprocess.Popen[str] | None = None
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+
+_IDLE_S = 2.0
+"""A connection that was idle for longer is made anew: the engine's web server drops idle ones after 5 s."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Client:
     def __init__(self, url: str, timeout_s: float = 120.0) -> None:
         where = urlsplit(url)
         self._connection = http.client.HTTPConnection(where.hostname or "127.0.0.1", where.port, timeout=timeout_s)
+        self._answered = time.monotonic()
 
     def complete(self, prompt: Sequence[int], max_tokens: int) -> Usage:
         """Generate exactly ``max_tokens`` tokens after ``prompt`` (token ids); ``OSError`` on any other answer."""
@@ -51,10 +57,14 @@ class Client:
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json"} if body is not None else {}
+        if time.monotonic() - self._answered > _IDLE_S:
+            self._connection.close()
         try:
             self._connection.request(method, path, body=body, headers=headers)
             answer = self._connection.getresponse()
-            return answer.status, answer.read()
+            page = answer.read()
+            self._answered = time.monotonic()
+            return answer.status, page
         except (http.client.HTTPException, OSError):
             self._connection.close()
             raise
