@@ -23,10 +23,10 @@ usage: kvstore COMMAND [options]        (kvstore COMMAND --help says more)
   certs      a CA, certificates and a token, to try encryption between hosts out
   replay     play a trace of requests against a store
   bench      NAME: measure it (see kvstore bench)
-  tune       choose a block size      (comes with a later release)
+  tune       choose a block size for a GPU, a model and the lengths of its requests
   simulate   placement and load       (comes with a later release)
 """
-_LATER = ("tune", "simulate")
+_LATER = ("simulate",)
 _NEEDS = {
     "grpc": ("grpcio", "store"),
     "xxhash": ("xxhash", "store"),
@@ -85,6 +85,7 @@ def _run(command: str, words: list[str]) -> int:
         "cluster": "kvstore.cluster_command",
         "certs": "kvstore.certs_command",
         "replay": "kvstore.replay.cli",
+        "tune": "kvstore.tune.cli",
     }
     if command not in modules:
         return _told(command, f"no such command; there are {', '.join(sorted([*modules, 'bench', *_LATER]))}")

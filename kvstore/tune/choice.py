@@ -1,0 +1,101 @@
+"""The rule that picks one size of a table, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstore.tune.costs import Costs
+
+KERNEL_PAGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a size has to keep: `value` of its costs within `limit`; `basis` says where the limit is from."""
+
+    name: str
+    value: Callable[[Costs], float]
+    limit: float
+    basis: str
+
+    def kept(self, costs: Costs) -> bool:
+        return self.value(costs) <= self.limit
+
+
+PAGE = Bound(
+    "the kernels' page",
+    lambda costs: KERNEL_PAGE - costs.block_tokens,
+    0,
+    "paged kernels take pages of 16 tokens and multiples (FlashInfer: 16, 32, 64, 128): a tensor core's tile has 16 rows",
+)
+METADATA = Bound("metadata", lambda costs: costs.metadata_share, 0.05, "policy: 5 % of the device's memory")
+COPIES = Bound("copies", lambda costs: costs.copy_time, 0.10, "policy: 10 % of the attention time")
+RUN_COPIES = Bound("copies", lambda costs: costs.run_copy_time, 0.10, COPIES.basis)
+TAIL = Bound("empty slots", lambda costs: costs.tail_waste, 0.04, "Kwon et al., SOSP 2023: PagedAttention's under 4 %")
+
+BLOCKWISE = (PAGE, METADATA, COPIES, TAIL)
+"""Every block is a copy: pools whose blocks lie scattered."""
+
+IN_RUNS = (PAGE, METADATA, RUN_COPIES, TAIL)
+"""A window is a copy: this store, while its pool has whole runs to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`costs` of the recommended size; `broken` are the bounds that it does not keep (none of the sizes keeps all)."""
+
+    costs: Costs
+    broken: tuple[Bound, ...]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.costs.block_tokens
+
+
+def choose(table: Sequence[Costs], bounds: Sequence[Bound] = BLOCKWISE) -> Choice:
+    """The smallest size that keeps all bounds: what grows with the size (empty slots, lost prefixes, rewritten tails) is
+    least there. If none does, the one that goes over them by the least factor in all."""
+    for costs in sorted(table, key=lambda each: each.block_tokens):
+        if all(bound.kept(costs) for bound in bounds):
+            return Choice(costs, ())
+    nearest = min(table, key=lambda costs: sum(_excess(bound, costs) for bound in bounds))
+    return Choice(nearest, tuple(bound for bound in bounds if not bound.kept(nearest)))
+
+
+def _excess(bound: Bound, costs: Costs) -> float:
+    """By which factor a bound is broken, less one; the page has no share: a half at half a page."""
+    if bound is PAGE:
+        return max(0.0, bound.value(costs)) / KERNEL_PAGE
+    return max(0.0, bound.value(costs) / bound.limit - 1)
+
+
+def reason(table: Sequence[Costs]) -> str:
+    """One sentence on the choice among scattered blocks, and what it would be in runs."""
+    chosen = choose(table)
+    costs = chosen.costs
+    smaller = [each for each in table if each.block_tokens < costs.block_tokens]
+    if chosen.broken:
+        names = " and ".join(f"{bound.name} ({_said(bound, costs)})" for bound in chosen.broken)
+        text = f"no size keeps all bounds, and {costs.block_tokens} is the nearest to them: over are {names}"
+    elif not smaller:
+        text = f"{costs.block_tokens} is the smallest of these sizes and keeps all bounds"
+    else:
+        last = max(smaller, key=lambda each: each.block_tokens)
+        over = " and ".join(_said(bound, last) for bound in BLOCKWISE if not bound.kept(last))
+        text = (
+            f"{costs.block_tokens} is the smallest block that keeps all bounds (at {last.block_tokens} {over}), and "
+            "larger ones only add empty slots, lost prefixes and rewritten tails"
+        )
+    in_runs = choose(table, IN_RUNS)
+    if in_runs.block_tokens != costs.block_tokens and not in_runs.broken:
+        text += f"; where a window stays one run, {in_runs.block_tokens} will do"
+    return text + "."
+
+
+def _said(bound: Bound, costs: Costs) -> str:
+    if bound is PAGE:
+        return f"a page has {KERNEL_PAGE} tokens"
+    if bound in (COPIES, RUN_COPIES):
+        return f"copies would take {bound.value(costs):.1%} of the attention time"
+    return f"{bound.name} would be {bound.value(costs):.1%}"
