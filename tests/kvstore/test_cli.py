@@ -66,7 +66,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
     ("words", "says"),
     [
         (["nonsense"], "no such command"),
-        (["tune"], "comes with a later release"),
+        (["tune"], "--gpu NAME is missing"),
         (["simulate", "--x"], "comes with a later release"),
         (["bench", "nonsense"], "no benchmark"),
         (["serve", "--blocks", "0"], "at least one block"),
