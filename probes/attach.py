@@ -168,6 +168,10 @@ def _source(target: Target, store: SeriesStore, timeout_s: float, pages: dict[st
         from probes.sources.rdma import RdmaSource
 
         return RdmaSource(target, store, timeout_s=timeout_s)
+    if target.kind == "nvml":
+        from probes.sources.nvml import NvmlSource
+
+        return NvmlSource(target, store, timeout_s=timeout_s)
     if target.kind in ("file_sd", "http_sd"):
         from probes.sources.discovery import Discovery
 

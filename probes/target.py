@@ -17,11 +17,11 @@ DEFAULT_JOB = "kvscope"
 """The job of a target that no configuration names: all of them are one job, so that peers can be compared."""
 
 RDMA_JOB = "rdma"
+NVML_JOB = "nvml"
 
-Kind = Literal["http", "prometheus", "recording", "file_sd", "http_sd", "rdma"]
+Kind = Literal["http", "prometheus", "recording", "file_sd", "http_sd", "rdma", "nvml"]
 
 _LATER = {
-    "nvml": "GPU readings through NVML",
     "host": "host pressure readings",
     "log": "engine log files",
 }
@@ -31,7 +31,7 @@ _PATH_VALUE = re.compile(r"(;[^=;/#]*=)[^;/#]*")
 _WEB_SCHEME = re.compile(r"^(?:http_sd:|prometheus\+)?https?://", re.IGNORECASE)
 _FORMS = (
     "http://host:port/metrics, host:port, prometheus+http://host:9090, a recording's path, "
-    "file_sd:FILE, http_sd:URL, rdma"
+    "file_sd:FILE, http_sd:URL, rdma, nvml"
 )
 
 
@@ -90,6 +90,10 @@ def parse_target(text: str) -> Target:
         return _web(text.removeprefix("prometheus+"), "prometheus")
     if scheme == "rdma":
         return _rdma(rest if colon else None)
+    if scheme == "nvml":
+        if colon:
+            raise TargetError(f"target {hide(text)}: nvml takes no argument: it is the GPUs of this host")
+        return Target("nvml", "nvml", job=NVML_JOB)
     if scheme == "file_sd" and colon:
         return _file_sd(rest)
     if scheme == "http_sd" and colon:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from probes.pagetext import PageText
 from probes.rdma import ethtool
 from probes.rdma.names import HELP, SETTINGS, counted, is_gauge, rate_bytes, state_id
 from probes.rdma.odometer import Odometer
@@ -15,35 +16,6 @@ _NO_GID = {"", "0000:0000:0000:0000:0000:0000:0000:0000"}
 _GIDS = 16
 """GID entries that are looked at: each read is a call into the driver, and addresses come first in the table."""
 _CARRIER_COUNTS = ("carrier_changes", "carrier_up_count", "carrier_down_count")
-
-
-@dataclass(slots=True)
-class Family:
-    """Samples of one name: label text and value."""
-
-    kind: str
-    samples: list[tuple[str, float]] = field(default_factory=list)
-
-
-class Page:
-    """Collects samples by family; ``text`` is the exposition."""
-
-    def __init__(self) -> None:
-        self._families: dict[str, Family] = {}
-
-    def add(self, name: str, kind: str, labels: Mapping[str, str], value: float | None) -> None:
-        """A sample; None is no sample."""
-        if value is not None:
-            self._families.setdefault(name, Family(kind)).samples.append((_braces(labels), value))
-
-    def text(self) -> bytes:
-        lines: list[str] = []
-        for name, family in self._families.items():
-            if name in HELP:
-                lines.append(f"# HELP {name} {HELP[name]}")
-            lines.append(f"# TYPE {name} {family.kind}")
-            lines += [f"{name}{labels} {value!r}" for labels, value in family.samples]
-        return "".join(f"{line}\n" for line in lines).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +36,7 @@ class Reader:
         self._odometers: dict[tuple[str, str], Odometer] = {}
 
     def read(self) -> Reading:
-        tree, page = self.tree, Page()
+        tree, page = self.tree, PageText(HELP)
         tree.forbidden.clear()
         found: dict[tuple[str, str], str | None] = {}
         for device, port, folder in tree.ports():
@@ -76,7 +48,7 @@ class Reader:
         has_devices = bool(tree.names(tree.devices_folder))
         return Reading(page.text(), tuple("/".join(key) for key in found), tuple(tree.forbidden), has_devices)
 
-    def _port(self, page: Page, device: str, port: str, folder: Path) -> str | None:
+    def _port(self, page: PageText, device: str, port: str, folder: Path) -> str | None:
         """The port's samples; the answer is the network interface behind it."""
         tree = self.tree
         labels = {"device": device, "port": port}
@@ -127,7 +99,7 @@ class Reader:
             return stem or None
 
 
-def _netdev(page: Page, tree: SysfsTree, netdev: str, owner: tuple[str, str] | None) -> None:
+def _netdev(page: PageText, tree: SysfsTree, netdev: str, owner: tuple[str, str] | None) -> None:
     folder = tree.netdev_folder(netdev)
     labels = {"device": netdev}
     if owner:
@@ -147,14 +119,6 @@ def _netdev(page: Page, tree: SysfsTree, netdev: str, owner: tuple[str, str] | N
             page.add(f"ethtool_{name}", "gauge", labels, value)
         else:
             page.add(f"ethtool_{name}_total", "counter", labels, value)
-
-
-def _braces(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def folded(paths: Iterable[Path], root: Path) -> str:

@@ -47,7 +47,7 @@ def test_a_path_that_is_there_is_a_recording(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "empty target"),
-        ("nvml", "not supported by this version"),
+        ("nvml:0", "nvml takes no argument"),
         ("host", "not supported by this version"),
         ("log:/var/log/x", "not supported by this version"),
         ("ftp://h/x", "unknown scheme"),

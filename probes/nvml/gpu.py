@@ -1,0 +1,103 @@
+"""One device: what it is, and everything that it says in one reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probes.nvml import board, health, links, processes
+from probes.nvml.asker import Asker
+from probes.nvml.faults import DeviceLostError
+from probes.nvml.gpm import Gpm
+from probes.nvml.health import Xids
+from probes.nvml.names import PREFIX
+from probes.nvml.samples import Samples
+from probes.pagetext import PageText
+
+_MIG_MOST = 16
+
+
+class Gpu:
+    """One device. Labels are spelled as dcgm-exporter spells them."""
+
+    def __init__(self, nvml: Any, index: int, handle: Any, host: str) -> None:
+        self._nvml = nvml
+        self.index = index
+        self.ask = Asker(nvml, handle)
+        self._gpm = Gpm(nvml, handle)
+        self._instances: dict[int, tuple[Asker, Gpm]] = {}
+        self.labels = self._labels(host)
+        self.words = ""
+        """A remark on the latest reading: that the device is lost, or what a container hides."""
+
+    def _labels(self, host: str) -> dict[str, str]:
+        ask = self.ask
+        uuid = ask.reply("nvmlDeviceGetUUID").value
+        name = ask.reply("nvmlDeviceGetName").value
+        minor = ask.reply("nvmlDeviceGetMinorNumber").value
+        pci = ask.reply("nvmlDeviceGetPciInfo").value
+        bus = None if pci is None else pci.busId
+        told = {"UUID": uuid, "pci_bus_id": bus, "device": None if minor is None else f"nvidia{minor}"}
+        told |= {"modelName": name, "Hostname": host}
+        return {"gpu": str(self.index)} | {key: value for key, value in told.items() if value}
+
+    def read(self, page: PageText, xids: Xids) -> bool:
+        """Put the device on a page; False when it is lost: all its series but one end. Raises ``DriverGoneError``."""
+        out = Samples()
+        self.words = ""
+        self.ask.begin()
+        try:
+            self._read(out, xids)
+        except DeviceLostError as lost:
+            self.words = str(lost)
+            page.add(f"{PREFIX}lost", "gauge", self.labels, 1)
+            return False
+        out.add("lost", 0)
+        out.write(page, self.labels)
+        for field, state in self.ask.missing.items():
+            page.add(f"{PREFIX}field_state", "gauge", self.labels | {"field": field, "state": state}, 1)
+        return True
+
+    def _read(self, out: Samples, xids: Xids) -> None:
+        ask = self.ask
+        for part in (board.use, board.memory, board.clocks, board.power_and_heat, board.pcie):
+            part(ask, out)
+        if self._gpm.supported(ask):
+            self._gpm.read(ask, out)
+        else:
+            board.pcie_sampled(ask, out)
+        links.read(ask, out)
+        health.ecc(ask, out)
+        health.remapped_rows(ask, out)
+        xids.tell(ask, out)
+        self.words = processes.read(ask, out, out.value("memory_used_bytes"))
+        self._mig(out)
+
+    def _mig(self, out: Samples) -> None:
+        """The GPU instances: memory and GPM of each, under labels of its own."""
+        mode = self.ask.ask("mig_enabled", "nvmlDeviceGetMigMode")
+        if mode is None:
+            return
+        out.add("mig_enabled", self.ask.checked("mig_enabled", mode[0], most=1))
+        if mode[0] != 1:
+            self._instances.clear()
+            return
+        seen: set[int] = set()
+        for place in range(min(self.ask.reply("nvmlDeviceGetMaxMigDeviceCount").value or 0, _MIG_MOST)):
+            handle = self.ask.reply("nvmlDeviceGetMigDeviceHandleByIndex", place).value
+            if handle is not None:
+                self._instance(Asker(self._nvml, handle), seen, out)
+        self._instances = {number: kept for number, kept in self._instances.items() if number in seen}
+
+    def _instance(self, ask: Asker, seen: set[int], out: Samples) -> None:
+        number = ask.reply("nvmlDeviceGetGpuInstanceId").value
+        if number is None or number in seen:  # several compute instances share a GPU instance's memory
+            return
+        seen.add(number)
+        ask, gpm = self._instances.setdefault(number, (ask, Gpm(self._nvml, self.ask.handle, number)))
+        ask.begin()
+        name = ask.reply("nvmlDeviceGetName").value or ""
+        own = Samples()
+        board.memory(ask, own)
+        gpm.read(ask, own)
+        profile = name.rpartition("MIG ")[2] if "MIG " in name else ""
+        out.take(own, {"GPU_I_ID": str(number)} | ({"GPU_I_PROFILE": profile} if profile else {}))
