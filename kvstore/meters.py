@@ -85,6 +85,9 @@ class Meters:
         self.leases_expired = 0
         self.device_reads = dict.fromkeys(DEVICE_SITES, 0)
         self.sync_seconds = dict.fromkeys(DEVICE_SITES, 0.0)
+        self.device_uploads: dict[str, int] = {}
+        self.device_upload_bytes: dict[str, int] = {}
+        self.device_upload_seconds: dict[str, float] = {}
         self.sessions: dict[str, SessionMeters] = {}
 
     def _writes(self) -> None:
@@ -148,6 +151,12 @@ class Meters:
         """The host read the device's state at `site` (one of `DEVICE_SITES`) and was held up for `seconds`."""
         self.device_reads[site] += 1
         self.sync_seconds[site] += seconds
+
+    def uploaded(self, site: str, size: int, seconds: float) -> None:
+        """The host sent `size` bytes of state to the device at `site`, which held up the step for `seconds`."""
+        self.device_uploads[site] = self.device_uploads.get(site, 0) + 1
+        self.device_upload_bytes[site] = self.device_upload_bytes.get(site, 0) + size
+        self.device_upload_seconds[site] = self.device_upload_seconds.get(site, 0.0) + seconds
 
     def add_reads(self, report: ReadReport) -> None:
         """What a client's one-sided reads did since its last report."""

@@ -213,6 +213,10 @@ def _onset(playbook: Playbook, pattern: Pattern, member: Member, bench: Bench, f
     times = finer.grid.times
     here = max(0, int(np.searchsorted(times, moment, side="right")) - 1)
     earlier = first_of_last_run(sharp, here)
+    if len(plain) < len(tests):  # the finer look knows nothing of a shift; a mean crosses its line within a window
+        shifted = conjunction([bench.answer(t, member).answers for t in tests if t.relative_to is not None])
+        shift = int(bench.grid.times[first_of_last_run(shifted, at)]) - bench.grid.window_ms // 2
+        earlier = max(earlier, min(here, int(np.searchsorted(times, shift))))
     if first == 0 and not (sharp[:earlier] == Answer.FALSE).any():
         return None
     return min(moment, int(times[earlier]))

@@ -220,6 +220,13 @@ def _device(pool: PoolFigures, meters: Meters, plain: Families) -> Iterator[Metr
     seconds = {site: s + pool.sync_seconds.get(site, 0.0) for site, s in meters.sync_seconds.items()}
     yield plain.counters("kv_device_reads", "Host reads of device state.", "site", reads)
     yield plain.counters("kv_sync_seconds", "Time that those reads held up the step.", "site", seconds)
+    if meters.device_uploads:
+        sent, took = dict(meters.device_upload_bytes), dict(meters.device_upload_seconds)
+        yield plain.counters(
+            "kv_device_uploads", "Uploads of state to the device.", "site", dict(meters.device_uploads)
+        )
+        yield plain.counters("kv_device_upload_bytes", "Bytes of those uploads.", "site", sent)
+        yield plain.counters("kv_device_upload_seconds", "Time that they held up the step.", "site", took)
 
 
 def _others(snapshot: Snapshot, plain: Families) -> Iterator[Metric]:

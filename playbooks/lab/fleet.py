@@ -33,6 +33,8 @@ class Pod:
     streams: list[Stream] = field(default_factory=list)
     uptime: float = 86_400.0
     on_start: Hook | None = None
+    more: Callable[[float], list[Family]] | None = None
+    """Further families of its page (a connector's), asked at each scrape with the seconds since the last one."""
     engine: Engine | None = None
     frozen: bool = False
     frozen_whole: bool = True
@@ -89,7 +91,8 @@ class Pod:
             if self.frozen_whole:
                 return self._page
             return [*self._page[:-4], *process_families(facts, engine.meters)[:-1], self._page[-1]]
-        self._page = [*engine_families(engine, self.model), *process_families(facts, engine.meters)]
+        more = [] if self.more is None else self.more(seconds)
+        self._page = [*engine_families(engine, self.model), *more, *process_families(facts, engine.meters)]
         return self._page
 
 
@@ -163,7 +166,7 @@ class Fleet:
                 pod.gpu.observe(pod.engine, seconds)
         for node in self.nodes:
             dcgm: LabelPairs = (("instance", f"{node.name}:9400"), ("job", "dcgm"))
-            devices = [pod.gpu for pod in self.pods if pod.gpu.node == node.name]
+            devices = [pod.gpu for pod in self.pods if pod.gpu.node == node.name and pod.gpu.dcgm]
             if devices:
                 recorder.add([_up(True)], time_ms, dcgm)
             for gpu in devices:

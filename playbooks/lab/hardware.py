@@ -46,6 +46,10 @@ class Gpu:
     rng: Random
     blind: bool = False
     xid: int = 0
+    detail: Detail | None = None
+    """What a counters list beyond the exporter's default asks for; None: the default."""
+    dcgm: bool = True
+    """Whether dcgm-exporter tells of it; else another source beside the node does."""
     _busy: tuple[float, float] = (0.0, 0.0)
     _gauges: dict[str, float] = field(default_factory=dict)
 
@@ -58,6 +62,8 @@ class Gpu:
             decode = max(0.0, now[1] - self._busy[1]) / seconds
             self._busy = now
         self._fill(min(1.0, prefill), min(1.0, decode), engine is not None)
+        if self.detail is not None:
+            self.detail.advance(seconds)
 
     def reset(self) -> None:
         """A new process: its busy seconds start again."""
@@ -86,12 +92,22 @@ class Gpu:
             "PCIE_RX_BYTES": float(round(9e7 * busy * abs(noise) + 2e5)),
             "PCIE_TX_BYTES": float(round(6e7 * busy * abs(noise) + 2e5)),
         }
+        if self.detail is not None:
+            self.detail.shape(self._gauges, prefill, decode)
         if self.blind:
             self._gauges.update(dict.fromkeys(PROFILING, 0.0))
 
+    @property
+    def labels(self) -> LabelPairs:
+        return (("Hostname", self.node), ("UUID", self.uuid), ("gpu", str(self.index)), ("modelName", self.model.name))
+
+    def gauge(self, name: str) -> float:
+        """A gauge by DCGM's name for it, without its prefix; 0 before the first observation."""
+        return self._gauges.get(name, 0.0)
+
     def families(self) -> list[Family]:
-        labels: LabelPairs = (("Hostname", self.node), ("UUID", self.uuid), ("gpu", str(self.index)),
-                              ("modelName", self.model.name))  # fmt: skip
+        """What dcgm-exporter tells of it."""
+        labels = self.labels
         found = [
             Family(f"DCGM_FI_DEV_{name}", "gauge", name).one(self._gauges.get(name, 0.0), labels)
             for name in DCGM_GAUGES
@@ -99,8 +115,22 @@ class Gpu:
         found += [
             Family(f"DCGM_FI_PROF_{name}", "gauge", name).one(self._gauges.get(name, 0.0), labels) for name in PROFILING
         ]
-        found.append(Family("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "unknown", "PCIe replays").one(0.0, labels))
-        return found
+        replays = 0.0 if self.detail is None else self.detail.counted("replays")
+        found.append(Family("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "unknown", "PCIe replays").one(replays, labels))
+        return found if self.detail is None else [*found, *self.detail.families(labels)]
+
+
+class Detail(Protocol):
+    """A device in more detail; ``prefill`` and ``decode`` are shares of the time."""
+
+    def shape(self, gauges: dict[str, float], prefill: float, decode: float) -> None:
+        """Change the gauges that were observed, as the device's state has it."""
+
+    def advance(self, seconds: float) -> None: ...
+
+    def counted(self, name: str) -> float: ...
+
+    def families(self, labels: LabelPairs) -> list[Family]: ...
 
 
 class Beside(Protocol):
@@ -120,6 +150,8 @@ class Node:
     name: str
     rng: Random
     cores: int = 96
+    pressure: float = 0.0
+    """Share of the time in which some task waits for a CPU, beyond the usual."""
     beside: list[Beside] = field(default_factory=list)
     _waiting: float = 0.0
     _received: float = 0.0
@@ -134,7 +166,7 @@ class Node:
     def observe(self, seconds: float, requests: float) -> None:
         """Advance the counters by ``seconds``, with ``requests`` answered in them."""
         rng = self.rng
-        self._waiting += seconds * abs(rng.gauss(0.012, 0.004))
+        self._waiting += seconds * (abs(rng.gauss(0.012, 0.004)) + self.pressure)
         self._received += seconds * abs(rng.gauss(9e4, 2e4)) + requests * 9_000
         self._sent += seconds * abs(rng.gauss(7e4, 2e4)) + requests * 14_000
 

@@ -126,7 +126,7 @@ class Clients:
                     session.chunks.setdefault(shard.name, set()).add(key)
                 continue
             if chunk is not None:  # the tail moves on: its blocks are written anew
-                shard.operation("append", now, 4e-5)
+                shard.append(now)
                 shard.pool.drop(key, "removed")
             shard.put(key, tokens, session, now)
 

@@ -13,6 +13,7 @@ READ_RESULTS = ("ok", "torn", "recycled", "corrupt", "expired")
 PUT_STAGES = ("pull", "log", "publish")
 PUT_REFUSALS = ("no_space", "no_run", "checksum", "staging", "log_full", "log_failed", "deadline")
 SITES = ("bitmap.allocate", "bitmap.count", "block_table.read")
+TABLE_SITE = "block_table.update"
 
 OPERATION = (25e-6, 50e-6, 1e-4, 25e-5, 5e-4, 1e-3, 25e-4, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 FLUSH = (1e-4, 15e-5, 2e-4, 3e-4, 5e-4, 75e-5, 1e-3, 2e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -66,6 +67,9 @@ class ShardMeters:
         self.leases_granted = 0
         self.device_reads = _zeros(SITES)
         self.sync_seconds = _zeros(SITES)
+        self.uploads = 0
+        self.upload_bytes = 0
+        self.upload_seconds = 0.0
         self.classes: dict[str, ClassMeters] = {}
 
     def of_class(self, name: str) -> ClassMeters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .exposition import Family, LabelPairs, merged
-from .store_meters import ClassMeters, ShardMeters
+from .store_meters import TABLE_SITE, ClassMeters, ShardMeters
 from .store_pool import StorePool
 from .store_shard import BLOCK_BYTES, Session, StoreShard
 
@@ -116,6 +116,11 @@ def _operations(shard: StoreShard, now: float, own: LabelPairs) -> Iterable[Fami
         ("kv_sync_seconds", shard.meters.sync_seconds),
     ):
         yield _split(name, "counter", "site", values, own)
+    if shard.meters.uploads:
+        at = merged(own, ("site", TABLE_SITE))
+        yield _counter("kv_device_uploads", shard.meters.uploads, at)
+        yield _counter("kv_device_upload_bytes", shard.meters.upload_bytes, at)
+        yield _counter("kv_device_upload_seconds", shard.meters.upload_seconds, at)
 
 
 def _puts(meters: ShardMeters, own: LabelPairs) -> Iterable[Family]:

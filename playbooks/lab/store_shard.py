@@ -21,13 +21,19 @@ SETTLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Options of one shard. ``naive_bitmap``: the host reads a bitmap of the device on every allocation."""
+    """Options of one shard. ``naive_bitmap``: the host reads a bitmap of the device on every allocation.
+
+    ``device_table``: block tables lie on the device, and a batch of changes goes there in ``uploads`` uploads (1: all
+    together, as it should).
+    """
 
     blocks: int = 8192
     block_tokens: int = 16
     one_run: bool = False
     durable: bool = False
     naive_bitmap: bool = False
+    device_table: bool = False
+    uploads: int = 1
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +153,7 @@ class StoreShard:
     def put(self, key: str, tokens: int, holder: Session | None, now: float) -> bool:
         """Store one window; False when it was refused."""
         count = -(-tokens // self.config.block_tokens)
-        sync = self._sync(count)
+        sync = self._sync(count) + self._upload(count)
         number = None if holder is None else holder.number
         try:
             chunk = self.pool.store(key, tokens, number, now)
@@ -167,6 +173,21 @@ class StoreShard:
         if holder is not None:
             holder.chunks.setdefault(self.name, set()).add(key)
         return True
+
+    def append(self, now: float) -> None:
+        """The tail of a sequence moves on, and its row of the block table with it."""
+        self.operation("append", now, 4e-5 + self._upload(1))
+
+    def _upload(self, blocks: int) -> float:
+        """Time that a batch of changes to the block table takes to reach the device."""
+        if not self.config.device_table:
+            return 0.0
+        count = self.config.uploads
+        took = count * 1.1e-5 * exp(self.rng.gauss(0, 0.2))
+        self.meters.uploads += count
+        self.meters.upload_bytes += max(count, blocks) * 8
+        self.meters.upload_seconds += took
+        return took
 
     def _sync(self, blocks: int) -> float:
         """Time that an allocation waits for the device's bitmap, when the host reads it."""
