@@ -43,7 +43,7 @@ CARDS = {
         _card("MI300X", 192, 5300, "AMD Instinct MI300X data sheet (HBM3)"),
     )
 }
-"""Vendors' figures, read as powers of ten. What they call GB is a GiB on most cards, so the memory is up to 7 % more."""
+"""Vendors' figures, read as powers of ten. Most cards have that many GiB, so the memory is up to 7 % more."""
 
 _OTHER_NAMES = {"a100": "A100-80G", "h100-sxm": "H100", "h100-80g": "H100", "4090": "RTX-4090"}
 

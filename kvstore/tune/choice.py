@@ -27,7 +27,7 @@ PAGE = Bound(
     "the kernels' page",
     lambda costs: KERNEL_PAGE - costs.block_tokens,
     0,
-    "paged kernels take pages of 16 tokens and multiples (FlashInfer: 16, 32, 64, 128): a tensor core's tile has 16 rows",
+    "paged kernels take pages of 16 tokens and more (FlashInfer: 16, 32, 64, 128): a tensor core's tile has 16 rows",
 )
 METADATA = Bound("metadata", lambda costs: costs.metadata_share, 0.05, "policy: 5 % of the device's memory")
 COPIES = Bound("copies", lambda costs: costs.copy_time, 0.10, "policy: 10 % of the attention time")
@@ -54,8 +54,8 @@ class Choice:
 
 
 def choose(table: Sequence[Costs], bounds: Sequence[Bound] = BLOCKWISE) -> Choice:
-    """The smallest size that keeps all bounds: what grows with the size (empty slots, lost prefixes, rewritten tails) is
-    least there. If none does, the one that goes over them by the least factor in all."""
+    """The smallest size that keeps all bounds: what grows with the size (empty slots, lost prefixes, rewritten tails)
+    is least there. If none does, the one that goes over them by the least factor in all."""
     for costs in sorted(table, key=lambda each: each.block_tokens):
         if all(bound.kept(costs) for bound in bounds):
             return Choice(costs, ())
@@ -76,8 +76,8 @@ def reason(table: Sequence[Costs]) -> str:
     costs = chosen.costs
     smaller = [each for each in table if each.block_tokens < costs.block_tokens]
     if chosen.broken:
-        names = " and ".join(f"{bound.name} ({_said(bound, costs)})" for bound in chosen.broken)
-        text = f"no size keeps all bounds, and {costs.block_tokens} is the nearest to them: over are {names}"
+        over = " and ".join(_said(bound, costs) for bound in chosen.broken)
+        text = f"{costs.block_tokens}, the nearest to the bounds; no size keeps them all (here {over})"
     elif not smaller:
         text = f"{costs.block_tokens} is the smallest of these sizes and keeps all bounds"
     else:

@@ -128,7 +128,10 @@ def _model(given: argparse.Namespace) -> Model:
     told = {name: _count(f"--{name.replace('_', '-')}", given) for name, value in shape.items() if value is not None}
     if given.model is not None:
         model = model_of(given.model)
-        return replace(model, **told, source="changed by hand") if told else model
+        if not told:
+            return model
+        merged = {name: told.get(name, getattr(model, name)) for name in shape}
+        return Model(model.name, **merged, parameters=model.parameters, source="changed by hand")
     missing = [f"--{name.replace('_', '-')}" for name in shape if name not in told]
     if missing or given.weights is None:
         lacks = ", ".join([*missing, *(["--weights"] if given.weights is None else [])])

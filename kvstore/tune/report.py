@@ -52,7 +52,8 @@ def head(setting: Setting, lengths: Lengths, given: Assumptions) -> list[str]:
     card, model = setting.card, setting.model
     ranks = "1 rank" if setting.ranks == 1 else f"{setting.ranks} ranks (tensor parallel)"
     lines = [
-        f"GPU     {card.name}: {card.memory_bytes / 1e9:g} GB at {card.bytes_per_s / 1e9:g} GB/s ({card.source}); {ranks}",
+        f"GPU     {card.name}: {card.memory_bytes / 1e9:g} GB at {card.bytes_per_s / 1e9:g} GB/s, "
+        f"{ranks}; {card.source}",
         f"model   {model.name}, KV in {setting.dtype}: {model.layers} layers, {setting.heads} KV heads of "
         f"{model.head_dim} a rank, {setting.token_bytes / 1024:g} KiB a token; {model.source}",
         f"pool    {setting.pool_bytes / 1e9:.1f} GB a rank: {setting.used_share:g} of the memory, less "

@@ -11,8 +11,8 @@ from kvstore.tune.cards import Card
 from kvstore.tune.models import Model
 
 USED_SHARE = 0.9
-"""Of the card's memory, weights and KV together (`gpu_memory_utilization` as vLLM's documentation has it); the rest is for
-activations, graphs and the runtime."""
+"""Of the card's memory, weights and KV together (`gpu_memory_utilization` as vLLM's documentation has it); the rest is
+for activations, graphs and the runtime."""
 
 KV_LEAST_SHARE = 0.25
 """Of the used memory: with less of it for KV, the default takes more ranks (policy)."""

@@ -49,7 +49,7 @@ class Sharing:
         return (self.tokens - self.lost(block_tokens)) / block_tokens
 
     def windows(self) -> float:
-        """Windows that all shared prefixes reach into, as expected: a prefix of p tokens reaches into `ceil(p / 512)`."""
+        """Windows that all shared prefixes reach into, as expected; one of p tokens reaches into `ceil(p / 512)`."""
         last = self.least + self.room - 1
         reached = _ceilings(last, WINDOW_TOKENS) - _ceilings(self.least - 1, WINDOW_TOKENS)
         return float(np.sum(reached / self.room))
@@ -90,5 +90,6 @@ def _remainders(n: Tokens, block_tokens: int) -> Tokens:
 
 def _ceilings(n: Tokens, size: int) -> Tokens:
     """The sum of ceil(k / size) for k = 1 … n; nothing for n < 1."""
-    whole, rest = np.maximum(n, 0) // size, np.maximum(n, 0) % size
+    whole: Tokens = np.maximum(n, 0) // size
+    rest: Tokens = np.maximum(n, 0) % size
     return size * whole * (whole + 1) // 2 + rest * (whole + 1)

@@ -198,5 +198,6 @@ class ByKernel:
             self._slots = self._kv.slots(self._tokens, 1)
         self._kv.write(layer, self._slots, keys, values)
         pool = self._kv.pool[layer].transpose(2, 3)
-        seen = self._decode(queries.transpose(1, 2), pool[:, 0], pool[:, 1], self._kv.tables, self._lengths)
+        scale = queries.shape[-1] ** -0.5
+        seen = self._decode(queries.transpose(1, 2), pool[:, 0], pool[:, 1], self._kv.tables, self._lengths, scale)
         return seen.transpose(1, 2)
