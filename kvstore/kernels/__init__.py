@@ -17,7 +17,8 @@ installed (without it the references run, on CPU tensors).
 **The pool** of a device is `[planes, blocks, 2, heads, block_tokens, head_dim]`, `plane = layer * head_groups + group`.
 A plane is the store's own slot order (`Layout.block_shape` behind the block's number): a block of one layer and one
 head group is one piece of memory, so what leaves or enters the pool is copied, never transposed. It is also
-FlashInfer's paged cache in its "HND" layout. `pool[plane]` is the `cache` `[blocks, 2, heads, block_tokens, head_dim]` of one layer.
+FlashInfer's paged cache in its "HND" layout. `pool[plane]` is the `cache` of one layer and head group:
+`[blocks, 2, heads, block_tokens, head_dim]`.
 
 **A block table** is int32 `[rows, columns]`: the block that holds tokens `column * block_tokens …` of a row's sequence;
 -1 where there is none. **A token slot** is `block * block_tokens + offset`, int64, -1 for a token that is not kept.

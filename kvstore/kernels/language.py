@@ -46,6 +46,11 @@ def launches(tensor: torch.Tensor) -> bool:
     return triton is not None and (tensor.is_cuda or interpreted())
 
 
+def power_of_two(n: int) -> int:
+    """The lowest power of two that is at least `n`, for n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
 @jit
 def _probe(x: Any) -> None:
     pass

@@ -13,9 +13,9 @@ class Variant:
 
     `fn` is the `@jit` function. `signature` maps every parameter, in order, to Triton's name of its type (`"*fp16"`,
     `"i32"`, `"fp32"`, `"constexpr"`); `constexprs` gives the values of the latter. `wide` asks for global loads or
-    stores of 16 bytes in the code. `divisible` names the parameters (addresses, strides) that are multiples of 16, which
-    a launch finds out by itself; None stands for every address. `targets` narrows where the variant exists (an fp8 type
-    that older cards lack); empty means everywhere.
+    stores of 16 bytes in the code. `divisible` names the parameters (addresses, strides) that are multiples of 16,
+    which a launch finds out by itself; None stands for every address. `targets` narrows where the variant exists (an
+    fp8 type that older cards lack); empty means everywhere.
     """
 
     name: str

@@ -1,0 +1,125 @@
+"""Which blocks are free, on the device: packed 32-bit words, claimed with atomics, never read by the host.
+
+A set bit is a free slot; `state` `[STATE_WORDS]` int32 counts (`state.py`). An allocation takes one run if there is one,
+else runs of half as many and so on down to 8 slots, then single slots. It gives a request all that it asked for or
+nothing, however many programs allocate and free at once: the free count is lowered in one step before a bit is touched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import BadRequest
+from kvstore.kernels.bitmap import programs
+from kvstore.kernels.bitmap.reference import (
+    bitmap_allocate_reference,
+    bitmap_count_reference,
+    bitmap_free_reference,
+)
+from kvstore.kernels.bitmap.state import FREE, STATE_WORDS
+from kvstore.kernels.checks import require_int32
+from kvstore.kernels.language import launches, power_of_two
+from kvstore.kernels.variant import Variant
+
+FINEST = 8
+"""Shortest run that is looked for; below it, single slots."""
+_GROUP = 32
+_FREE_BLOCK = 256
+_COUNT_BLOCK = 1024
+
+__all__ = [
+    "bitmap_allocate",
+    "bitmap_allocate_reference",
+    "bitmap_count",
+    "bitmap_count_reference",
+    "bitmap_free",
+    "bitmap_free_reference",
+    "new_bitmap",
+    "variants",
+]
+
+
+def new_bitmap(slots: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """`words` `[ceil(slots / 32)]` and `state` `[STATE_WORDS]` int32 of a bitmap whose `slots` are all free."""
+    if not 0 < slots < 2**30:
+        raise BadRequest(f"a bitmap of {slots} slots cannot be: 1 to {2**30 - 1}, please")
+    words = torch.full((-(-slots // 32),), -1, dtype=torch.int32)
+    if slots % 32:
+        words[-1] = (1 << slots % 32) - 1
+    state = torch.zeros(STATE_WORDS, dtype=torch.int32)
+    state[FREE] = slots
+    return words.to(device), state.to(device)
+
+
+@torch.library.custom_op("kvscope::bitmap_allocate", mutates_args={"words", "state", "out"})
+def bitmap_allocate(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, slots: int) -> None:
+    """`counts` `[r]` slots for r requests, into the rows of `out` `[r, width]`; -1 behind them, only -1 if refused.
+
+    All int32 and contiguous; `slots` is how many the bitmap has. A request for 0 gets nothing and is not refused.
+    """
+    require_int32(words=words, state=state, counts=counts, out=out)
+    if out.dim() != 2 or counts.shape != out.shape[:1] or state.shape != (STATE_WORDS,):
+        raise BadRequest(f"{tuple(counts.shape)} counts do not go with an answer of {tuple(out.shape)}")
+    if not launches(words):
+        bitmap_allocate_reference(words, state, counts, out, slots, FINEST)
+    elif len(counts):
+        block = min(max(power_of_two(len(words)), _GROUP), 256)
+        programs.allocate[(len(counts),)](
+            words, state, counts, out, len(words), slots, out.shape[1],
+            FINEST=FINEST, BLOCK=block, GROUP=_GROUP, num_warps=1,
+        )  # fmt: skip
+
+
+@bitmap_allocate.register_fake
+def _(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, slots: int) -> None:
+    return None
+
+
+@torch.library.custom_op("kvscope::bitmap_free", mutates_args={"words", "state"})
+def bitmap_free(words: Tensor, state: Tensor, slots: Tensor, total: int) -> None:
+    """`slots` (any shape, int32; below 0: skipped) of the bitmap's `total` are free again."""
+    require_int32(words=words, state=state, slots=slots)
+    if not launches(words):
+        bitmap_free_reference(words, state, slots, total)
+    elif slots.numel():
+        grid = (-(-slots.numel() // _FREE_BLOCK),)
+        programs.release[grid](words, state, slots, slots.numel(), total, BLOCK=_FREE_BLOCK, num_warps=4)
+
+
+@bitmap_free.register_fake
+def _(words: Tensor, state: Tensor, slots: Tensor, total: int) -> None:
+    return None
+
+
+@torch.library.custom_op("kvscope::bitmap_count", mutates_args=())
+def bitmap_count(words: Tensor) -> Tensor:
+    """`[1]` int32: the free slots, by the bits themselves."""
+    require_int32(words=words)
+    if not launches(words):
+        return bitmap_count_reference(words)
+    out = torch.zeros(1, dtype=torch.int32, device=words.device)
+    programs.count[(-(-len(words) // _COUNT_BLOCK),)](words, out, len(words), BLOCK=_COUNT_BLOCK, num_warps=4)
+    return out
+
+
+@bitmap_count.register_fake
+def _(words: Tensor) -> Tensor:
+    return words.new_empty(1)
+
+
+def variants() -> list[Variant]:
+    """The allocator over a large pool and a small one, freeing and counting."""
+    words = {"words": "*i32", "state": "*i32"}
+    sizes = dict.fromkeys(("n_words", "slots", "width"), "i32") | dict.fromkeys(
+        ("FINEST", "BLOCK", "GROUP"), "constexpr"
+    )
+    fixed = {"FINEST": FINEST, "BLOCK": 256, "GROUP": _GROUP}
+    allocate = words | {"counts": "*i32", "out": "*i32"} | sizes
+    release = words | {"slots": "*i32", "n": "i32", "total": "i32", "BLOCK": "constexpr"}
+    count = {"words": "*i32", "out": "*i32", "n_words": "i32", "BLOCK": "constexpr"}
+    return [
+        Variant("bitmap_allocate", programs.allocate, allocate, fixed, num_warps=1),
+        Variant("bitmap_free", programs.release, release, {"BLOCK": _FREE_BLOCK}),
+        Variant("bitmap_count", programs.count, count, {"BLOCK": _COUNT_BLOCK}),
+    ]
