@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import logging
 import os
 import signal
 import statistics
@@ -102,11 +103,15 @@ def misses(runs: int) -> list[float]:
     from kvstore.bench.turns import Player, layout_for, model_of
     from kvstore.integrations.transformers import StoreCache
 
+    logging.getLogger("kvstore.integrations.transformers").setLevel(logging.ERROR)  # each miss is a warning
     model = model_of("tiny")
     layout = layout_for(model)
     prompt = list(range(1, 257))
     took = []
-    with LocalCluster(2, layout, 2048) as cluster, SyncClient(cluster.targets, layout) as client:
+    with (
+        LocalCluster(2, layout, 2048, placement="head-group") as cluster,
+        SyncClient(cluster.targets, layout) as client,
+    ):
         for run in range(runs):
             Player(model, 1).stored(client, f"run-{run}", prompt)
 
