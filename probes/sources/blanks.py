@@ -20,7 +20,7 @@ DCGM_BLANK_32 = tuple(float(0x7FFFFFF0 + n) for n in range(4))
 """The same four in 32 bits, 2147483632 to 2147483635."""
 DCGM_BLANK_FP = 140737488355328.0
 """First of the four blanks of DCGM's float fields, 2**47 to 2**47 + 3."""
-_RATIO = re.compile(r"DCGM_FI_PROF_\w*(?:ACTIVE|OCCUPANCY)")
+_RATIO = re.compile(r"DCGM_FI_PROF_\w*(?:ACTIVE|OCCUPANCY|RATIO)")
 RATIO_MOST = 1.5
 """A profiling ratio above this is no reading (policy: 1 is the most there can be; sampling overshoots a little)."""
 

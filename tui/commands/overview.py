@@ -11,6 +11,7 @@ TARGET (several at once):
   FILE                                  a recording (OpenMetrics with timestamps)
   file_sd:FILE, http_sd:URL             Prometheus' discovery formats
   rdma, rdma:PATH                       this host's RDMA ports and interfaces (--sysfs PATH: another tree)
+  nvml                                  this host's NVIDIA GPUs
 None: what is found on this host."""
 
 EXIT_CODES = """\

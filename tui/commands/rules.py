@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--recording", action="store_true", help="only the recording rules (engine names to kv:* names)")
     part.add_argument("--alerts", action="store_true", help="only the alerts (they rest on the recording rules)")
+    part.add_argument("--dcgm-csv", action="store_true", help="instead: counters for dcgm-exporter (its option -f)")
     parser.add_argument(
         "--playbooks", metavar="DIR", type=Path, action="append", default=[], help="your own playbooks, too"
     )
@@ -35,6 +36,11 @@ def run(args: argparse.Namespace) -> int:
     from playbooks.playbook import load_playbooks
     from probes.rules import RuleSet
 
+    if args.dcgm_csv:
+        from exporters.dcgm import render_counters
+
+        show(render_counters(), end="")
+        return EXIT_OK
     base = RUNBOOK_BASE if args.runbooks is None else _base(args.runbooks)
     with plain_errors():
         if args.recording:

@@ -26,7 +26,15 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("kv:prompt_tokens_cached_by_tier_total", "kv:admission_rejections_total"), "vLLM 0.33 or newer"),
     (("kv:request_computed_tokens",), "vLLM 0.14 or newer"),
     (("kv:engine_awake",), "vLLM with sleep mode"),
-    (("kv:gpu_*",), "add the node's dcgm-exporter as a target (host:9400)"),
+    (
+        ("kv:gpu_process_*", "kv:gpu_nvlink_up", "kv:gpu_nvlink_rate_*", "kv:gpu_lost"),
+        "only the target nvml tells it, on the GPUs' host",
+    ),
+    (
+        ("kv:gpu_*",),
+        "on the GPUs' host add the target nvml; else the node's dcgm-exporter (host:9400), with the counters that "
+        "`kvtop rules --dcgm-csv` prints: its own leave out SM activity, throttling and NVLink errors",
+    ),
     (("kv:host_*",), "add the node's node_exporter as a target (host:9100)"),
     (("kv:process_*",), "the target's client library does not export its process"),
     (("kv:http_requests_total",), "the server does not count its HTTP requests"),

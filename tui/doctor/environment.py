@@ -121,10 +121,16 @@ def _optional() -> Iterator[Check]:
             yield Check(name, State.NOTE, without)
         else:
             yield Check(name, State.OK, "installed (kvtop itself never loads it)")
+    yield _nvml()
+
+
+def _nvml() -> Check:
     library = ctypes.util.find_library("nvidia-ml")
     if library is None:
-        yield Check(
+        return Check(
             "NVML", State.NOTE, "no libnvidia-ml on this host: GPU numbers come from a dcgm-exporter target only"
         )
-    else:
-        yield Check("NVML", State.OK, f"{library} is there; this release reads GPUs through dcgm-exporter only")
+    if importlib.util.find_spec("pynvml") is None:
+        advice = "pip install 'kvscope[nvml]'"
+        return Check("NVML", State.NOTE, f"{library} is there, the package nvidia-ml-py is not", advice)
+    return Check("NVML", State.OK, f"{library} is there: the target nvml reads this host's GPUs")

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from probes.nvml.names import HELP as NVML_HELP
 from probes.rdma.page import Reader
 from probes.rdma.tree import SysfsTree
 from probes.rules import CanonicalEntry, Rule, RuleSet
 from tests.fixtures.kvstore import page as store
 from tests.probes import sysfs_trees
+from tests.probes.dcgm_names import RENAMED, counters
 
 ENGINES = Path(__file__).parents[3] / "probes" / "engines"
 SHARED = Path(__file__).parents[3] / ".." / "shared"
@@ -125,6 +127,19 @@ def sysfs_types() -> dict[str, str]:
 
 
 @cache
+def dcgm_types() -> dict[str, str]:
+    """Field → type, of our counters for dcgm-exporter; a field's new name is of its old one's type."""
+    types = {name: one.type for name, one in counters().items()}
+    return types | {new: types[old] for new, old in RENAMED.items() if old in types}
+
+
+@cache
+def nvml_types() -> dict[str, str]:
+    """Name → type, as the target `nvml` tells them."""
+    return {name: "counter" if name.endswith("_total") else "gauge" for name in NVML_HELP}
+
+
+@cache
 def info_gauges() -> set[str]:
     listed = yaml.safe_load((ENGINES / "info_labels.yml").read_text())
     return {f"{info}:{label}" for info, entry in listed.items() for label in entry["labels"]}
@@ -146,7 +161,7 @@ def test_every_raw_name_is_known_with_the_type_of_its_canonical_entry() -> None:
         elif metric in catalogue():
             kind = str(catalogue()[metric]["type"])
         else:
-            known = store_types() | sysfs_types() | NODE | AFAR
+            known = store_types() | sysfs_types() | dcgm_types() | nvml_types() | NODE | AFAR
             kind = known.get(metric) or seen_types().get(metric, "nowhere to be found")
         if kind != entry.type and not (kind == "unknown" and entry.type == "counter"):
             wrong.append(f"{rule.file}:{rule.line}: {metric} is {kind}, {entry.name} a {entry.type}")
