@@ -49,12 +49,15 @@ def memory(ask: Asker, out: Samples) -> None:
 
 
 def clocks(ask: Asker, out: Samples) -> None:
-    for name, kind in (("sm", _SM), ("memory", _MEMORY)):
-        for field, function in ((f"{name}_clock_hertz", "Clock"), (f"{name}_clock_max_hertz", "MaxClock")):
-            mhz = ask.number(field, f"nvmlDeviceGet{function}Info", kind, scale=1e6, most=_CLOCK_MOST_MHZ)
-            out.add(field, mhz)
+    _clocks(ask, out, "clock_hertz", "nvmlDeviceGetClockInfo")
     _reasons(ask, out)
     _violations(ask, out)
+
+
+def _clocks(ask: Asker, out: Samples, field: str, function: str) -> None:
+    for name, kind in (("sm", _SM), ("memory", _MEMORY)):
+        mhz = ask.number(f"{name}_{field}", function, kind, scale=1e6, most=_CLOCK_MOST_MHZ)
+        out.add(f"{name}_{field}", mhz)
 
 
 def _reasons(ask: Asker, out: Samples) -> None:
@@ -95,10 +98,6 @@ def power_and_heat(ask: Asker, out: Samples) -> None:
     energy = ask.number("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=1e-3)
     out.add("energy_joules_total", energy)
     out.add("temperature_celsius", _temperature(ask))
-    limit = ask.number(
-        "slowdown_temperature_celsius", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN, most=_HOTTEST_C
-    )
-    out.add("slowdown_temperature_celsius", limit)
     margin = ask.number(
         "temperature_margin_celsius", "nvmlDeviceGetMarginTemperature", least=-_HOTTEST_C, most=_HOTTEST_C
     )
@@ -122,15 +121,30 @@ def _temperature(ask: Asker) -> float | None:
     return ask.checked("temperature_celsius", told.value, least=-_HOTTEST_C, most=_HOTTEST_C)
 
 
+def limits(ask: Asker, out: Samples) -> None:
+    """What hardly ever changes."""
+    _clocks(ask, out, "clock_max_hertz", "nvmlDeviceGetMaxClockInfo")
+    limit = ask.number(
+        "slowdown_temperature_celsius", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN, most=_HOTTEST_C
+    )
+    out.add("slowdown_temperature_celsius", limit)
+    _link(ask, out, "_max", "nvmlDeviceGetMaxPcieLink")
+
+
 def pcie(ask: Asker, out: Samples) -> None:
-    for name, function, most in (
-        ("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", _GENERATION_MOST),
-        ("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", _GENERATION_MOST),
-        ("pcie_link_lanes", "nvmlDeviceGetCurrPcieLinkWidth", _LANES_MOST),
-        ("pcie_link_lanes_max", "nvmlDeviceGetMaxPcieLinkWidth", _LANES_MOST),
-    ):
-        out.add(name, ask.number(name, function, least=1, most=most))
+    _link(ask, out, "", "nvmlDeviceGetCurrPcieLink")
     out.add("pcie_replays_total", ask.number("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"))
+
+
+def _link(ask: Asker, out: Samples, suffix: str, stem: str) -> None:
+    for name, function, most in (
+        ("pcie_link_generation", "Generation", _GENERATION_MOST),
+        ("pcie_link_lanes", "Width", _LANES_MOST),
+    ):
+        out.add(name + suffix, ask.number(name + suffix, stem + function, least=1, most=most))
+
+
+def pcie_errors(ask: Asker, out: Samples) -> None:
     told = ask.fields([(field, 0) for field in PCIE_ERRORS])
     states = [state for _, state in told.values() if state is not None]
     if len(states) == len(told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from probes.nvml import board, health, links, processes
@@ -14,6 +15,9 @@ from probes.nvml.samples import Samples
 from probes.pagetext import PageText
 
 _MIG_MOST = 16
+SELDOM_S = 10.0
+"""Limits, links, ECC errors, rows: asked this seldom and told again in between (policy). Eighteen links with five error
+counts each are ninety calls into the driver, which a second's rhythm is not worth."""
 
 
 class Gpu:
@@ -23,6 +27,9 @@ class Gpu:
         self._nvml = nvml
         self.index = index
         self.ask = Asker(nvml, handle)
+        self._seldom = Asker(nvml, handle)
+        self._told: Samples | None = None
+        self._told_s = 0.0
         self._gpm = Gpm(nvml, handle)
         self._instances: dict[int, tuple[Asker, Gpm]] = {}
         self.labels = self._labels(host)
@@ -47,13 +54,14 @@ class Gpu:
         self.ask.begin()
         try:
             self._read(out, xids)
+            out.take(self._seldom_read(), {})
         except DeviceLostError as lost:
-            self.words = str(lost)
+            self.words, self._told = str(lost), None
             page.add(f"{PREFIX}lost", "gauge", self.labels, 1)
             return False
         out.add("lost", 0)
         out.write(page, self.labels)
-        for field, state in self.ask.missing.items():
+        for field, state in {**self._seldom.missing, **self.ask.missing}.items():
             page.add(f"{PREFIX}field_state", "gauge", self.labels | {"field": field, "state": state}, 1)
         return True
 
@@ -65,12 +73,20 @@ class Gpu:
             self._gpm.read(ask, out)
         else:
             board.pcie_sampled(ask, out)
-        links.read(ask, out)
-        health.ecc(ask, out)
-        health.remapped_rows(ask, out)
         xids.tell(ask, out)
         self.words = processes.read(ask, out, out.value("memory_used_bytes"))
         self._mig(out)
+
+    def _seldom_read(self) -> Samples:
+        """What is asked seldom: anew when it is time, else as it was."""
+        now = time.monotonic()
+        if self._told is None or now - self._told_s >= SELDOM_S:
+            told = Samples()
+            self._seldom.begin()
+            for part in (board.limits, board.pcie_errors, links.read, health.ecc, health.remapped_rows):
+                part(self._seldom, told)
+            self._told, self._told_s = told, now
+        return self._told
 
     def _mig(self, out: Samples) -> None:
         """The GPU instances: memory and GPM of each, under labels of its own."""
