@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from playbooks.lab.live.load import Scattered, usual
+from playbooks.lab.live.load import Load, Scattered, usual
 from playbooks.lab.live.plan import Draw, Plan, scenario
 from playbooks.lab.live.scenes import HEALTHY, on_shard
 
@@ -22,7 +22,9 @@ def wrong_transport(draw: Draw) -> Plan:
 
 @scenario("descriptor-explosion", "one shard's blocks are put out of order, and read one by one", needs=("nixl",))
 def descriptor_explosion(draw: Draw) -> Plan:
-    load = usual(3.0)
+    """Long prompts, so that a few turns a second read many blocks."""
+    kinds = usual(0.4).kinds
+    load = Load(tuple(replace(kind, first_tokens=10_000, prefixes=2, prefix_tokens=8192, spread=0.1) for kind in kinds))
     if draw.level:
         load = replace(load, scattered=Scattered(draw.shard, draw.by_level(0.85, 0.95, 1.0)))
     truth = on_shard("descriptor-explosion", draw, "windows whose blocks lie in no order")
