@@ -31,8 +31,8 @@ TARGETS = ("sm_80", "sm_90", "sm_100")
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel on one target. `shared`: bytes a program; `spills`, `wide`, `accesses`: see `cubin.Code`; `wants_wide`:
-    its `Variant.wide`. With an `error` all numbers are 0 and mean nothing."""
+    """One kernel on one target. `shared`: bytes a program; `spills`, `wide`, `accesses`: see `cubin.Code`;
+    `wants_wide`: its `Variant.wide`. With an `error` all numbers are 0 and mean nothing."""
 
     family: str
     name: str
@@ -59,10 +59,9 @@ class Compiled:
 def families() -> Iterator[ModuleType]:
     """The modules of this package that have `variants`, by name."""
     for found in pkgutil.iter_modules(kvstore.kernels.__path__):
-        if found.name != __name__.rpartition(".")[2]:
-            module = importlib.import_module(f"kvstore.kernels.{found.name}")
-            if hasattr(module, "variants"):
-                yield module
+        module = importlib.import_module(f"kvstore.kernels.{found.name}")
+        if hasattr(module, "variants"):
+            yield module
 
 
 def all_variants() -> list[tuple[str, Variant]]:

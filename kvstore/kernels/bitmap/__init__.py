@@ -1,7 +1,7 @@
 """Which blocks are free, on the device: packed 32-bit words, claimed with atomics, never read by the host.
 
-A set bit is a free slot; `state` `[STATE_WORDS]` int32 counts (`state.py`). An allocation takes one run if there is one,
-else runs of half as many and so on down to 8 slots, then single slots. It gives a request all that it asked for or
+A set bit is a free slot; `state` `[STATE_WORDS]` int32 counts (`state.py`). An allocation takes one run if there is
+one, else runs of half as many and so on down to 8 slots, then single slots. It gives a request all that it asked for or
 nothing, however many programs allocate and free at once: the free count is lowered in one step before a bit is touched.
 """
 
@@ -24,6 +24,8 @@ from kvstore.kernels.variant import Variant
 
 FINEST = 8
 """Shortest run that is looked for; below it, single slots."""
+PATIENCE = 1024
+"""Rounds over the bitmap without a single slot after which a request gives up what it was admitted for."""
 _GROUP = 32
 _FREE_BLOCK = 256
 _COUNT_BLOCK = 1024
@@ -67,7 +69,7 @@ def bitmap_allocate(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, s
         block = min(max(power_of_two(len(words)), _GROUP), 256)
         programs.allocate[(len(counts),)](
             words, state, counts, out, len(words), slots, out.shape[1],
-            FINEST=FINEST, BLOCK=block, GROUP=_GROUP, num_warps=1,
+            FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=block, GROUP=_GROUP, num_warps=1,
         )  # fmt: skip
 
 
@@ -112,9 +114,9 @@ def variants() -> list[Variant]:
     """The allocator over a large pool and a small one, freeing and counting."""
     words = {"words": "*i32", "state": "*i32"}
     sizes = dict.fromkeys(("n_words", "slots", "width"), "i32") | dict.fromkeys(
-        ("FINEST", "BLOCK", "GROUP"), "constexpr"
+        ("FINEST", "PATIENCE", "BLOCK", "GROUP"), "constexpr"
     )
-    fixed = {"FINEST": FINEST, "BLOCK": 256, "GROUP": _GROUP}
+    fixed = {"FINEST": FINEST, "PATIENCE": PATIENCE, "BLOCK": 256, "GROUP": _GROUP}
     allocate = words | {"counts": "*i32", "out": "*i32"} | sizes
     release = words | {"slots": "*i32", "n": "i32", "total": "i32", "BLOCK": "constexpr"}
     count = {"words": "*i32", "out": "*i32", "n_words": "i32", "BLOCK": "constexpr"}

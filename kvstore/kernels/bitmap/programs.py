@@ -63,12 +63,12 @@ def store_run(out, start, length, BLOCK: tl.constexpr):
 
 
 @jit
-def take_scattered(words, n_words, first, taken, want, out, GROUP: tl.constexpr):
+def take_scattered(words, n_words, first, taken, want, out, PATIENCE: tl.constexpr, GROUP: tl.constexpr):
     """Single slots from word `first` on, round and round until `want` are taken. How many were taken: fewer only after
-    many rounds in vain, which a count that tells the truth does not allow."""
+    `PATIENCE` rounds in vain, which a count that tells the truth does not allow."""
     begin = first // GROUP * GROUP
     vain = 0
-    while (taken < want) & (vain < 1024):
+    while (taken < want) & (vain < PATIENCE):
         got = 0
         passed = 0
         while (passed < n_words + GROUP) & (taken + got < want):
@@ -83,7 +83,7 @@ def take_scattered(words, n_words, first, taken, want, out, GROUP: tl.constexpr)
 @jit
 def allocate(
     words, state, counts, out, n_words, slots, width,
-    FINEST: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    FINEST: tl.constexpr, PATIENCE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A request a program: its row of `out` `[requests, width]` gets its slots and -1 behind them; only -1 if refused.
 
@@ -101,7 +101,7 @@ def allocate(
         cursor = tl.atomic_add(state + 1, want) & 0x7FFFFFFF
         first = cursor % slots // 32
         taken = take_runs(words, n_words, first, want, mine, FINEST, BLOCK, GROUP)
-        taken = take_scattered(words, n_words, first, taken, want, mine, GROUP)
+        taken = take_scattered(words, n_words, first, taken, want, mine, PATIENCE, GROUP)
         if taken < want:
             undo(words, mine, taken)
             tl.atomic_add(state + 5, 1)
