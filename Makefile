@@ -37,7 +37,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-unit: $(VENV)/.dev
+unit: $(VENV)/.dev $(VENV)/.torch
 	@sh scripts/halves.sh $(BIN)/python $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev
@@ -76,6 +76,16 @@ $(VENV)/.store: pyproject.toml | $(BIN)/python
 	@echo "installing kvscope with its store into $(VENV)"
 	@$(PIP) install --editable '.[store]' || $(PIP) install --editable .
 	@touch $@ $(VENV)/.base
+
+# The kernels run under Triton's interpreter and are compiled ahead of time, both without a GPU. Only a CPU build of
+# PyTorch is taken (0.2 GB, not 3): where pip finds none, the tests that need it skip, by name.
+TORCH ?= torch==2.13.0+cpu
+TRITON ?= triton>=3.6,<3.10
+$(VENV)/.torch: pyproject.toml $(VENV)/.dev
+	@echo "installing $(TORCH) and Triton into $(VENV)"
+	@$(PIP) install '$(TORCH)' '$(TRITON)' 2>/dev/null || \
+		echo "pip finds no $(TORCH): the tests of the kernels will skip (PIP_EXTRA_INDEX_URL names an index of CPU builds)"
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing kvscope with its development tools into $(VENV)"
