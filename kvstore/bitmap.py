@@ -44,7 +44,7 @@ def runs_of(flags: npt.NDArray[np.bool_]) -> Runs:
     return starts, np.flatnonzero(steps == -1) - starts
 
 
-def _longest_first(runs: Runs, n: int) -> Slots:
+def longest_first(runs: Runs, n: int) -> Slots:
     """`n` slots of `runs`, whole runs from the longest on; the caller knows that there are enough."""
     starts, lengths = runs
     order = np.argsort(-lengths, kind="stable")
@@ -82,7 +82,7 @@ class Bitmap:
         elif one_run:
             return None
         else:
-            slots = _longest_first(self.runs(), n)
+            slots = longest_first(self.runs(), n)
         self._flip(slots)
         self.free -= n
         return slots
@@ -169,7 +169,7 @@ class NaiveBitmap:
         elif one_run:
             return None
         else:
-            slots = _longest_first((starts, lengths), n)
+            slots = longest_first((starts, lengths), n)
         for slot in slots.tolist():
             self._flags[slot].item()
             self._drain()

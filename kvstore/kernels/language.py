@@ -6,7 +6,8 @@ and with neither stands here, so that a family's reference can be used, and read
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,9 +32,15 @@ class Absent:
         raise ModuleNotFoundError(f"kernel {self.__name__} needs triton: pip install 'kvscope[cuda]'", name="triton")
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or a stand-in that says what is missing when it is launched."""
-    return Absent(function) if triton is None else triton.jit(function)
+def jit(function: Callable[..., Any] | None = None, *, unspecialised: Sequence[str] = ()) -> Any:
+    """`triton.jit`, or a stand-in that says what is missing when it is launched.
+
+    `unspecialised` names the integers that differ from step to step: a launch must not compile the kernel again
+    because one of them has become 1 or a multiple of 16.
+    """
+    if function is None:
+        return partial(jit, unspecialised=unspecialised)
+    return Absent(function) if triton is None else triton.jit(function, do_not_specialize=list(unspecialised))
 
 
 def interpreted() -> bool:

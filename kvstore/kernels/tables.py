@@ -17,7 +17,7 @@ _CELLS = 128
 """Cells, tokens or pages that a program handles at once: one a thread."""
 
 
-@jit
+@jit(unspecialised=("cells", "width"))
 def update_cells(table, rows, columns, values, cells, width, n_rows, n_columns, BLOCK: tl.constexpr):
     """Cell i of the list, `values[i]`, belongs at `columns[i // width] + i % width` of row `rows[i // width]`."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -49,7 +49,7 @@ def slots_of_tokens(
     tl.store(out + begin + at, tl.where((block >= 0) & (block < blocks), slot, -1), mask=inside)
 
 
-@jit
+@jit(unspecialised=("batch", "room"))
 def list_pages(
     table, lengths, rows, indptr, indices, last_page_len, batch, n_columns, room,
     BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr,

@@ -80,7 +80,7 @@ def take_scattered(words, n_words, first, taken, want, out, PATIENCE: tl.constex
     return taken
 
 
-@jit
+@jit(unspecialised=("width",))
 def allocate(
     words, state, counts, out, n_words, slots, width,
     FINEST: tl.constexpr, PATIENCE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
@@ -126,7 +126,7 @@ def undo(words, mine, taken):
         at += 1
 
 
-@jit
+@jit(unspecialised=("n",))
 def release(words, state, slots, n, total, BLOCK: tl.constexpr):
     """`n` entries of `slots` are free again; below 0: skipped. The count rises by those that were not free."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
