@@ -77,15 +77,15 @@ def reason(table: Sequence[Costs]) -> str:
     smaller = [each for each in table if each.block_tokens < costs.block_tokens]
     if chosen.broken:
         over = " and ".join(_said(bound, costs) for bound in chosen.broken)
-        text = f"{costs.block_tokens}, the nearest to the bounds; no size keeps them all (here {over})"
+        text = f"{costs.block_tokens}: the nearest to the bounds; no size keeps them all (here {over})"
     elif not smaller:
-        text = f"{costs.block_tokens} is the smallest of these sizes and keeps all bounds"
+        text = f"{costs.block_tokens}: the smallest of these sizes, and it keeps all bounds"
     else:
         last = max(smaller, key=lambda each: each.block_tokens)
         over = " and ".join(_said(bound, last) for bound in BLOCKWISE if not bound.kept(last))
         text = (
-            f"{costs.block_tokens} is the smallest block that keeps all bounds (at {last.block_tokens} {over}), and "
-            "larger ones only add empty slots, lost prefixes and rewritten tails"
+            f"{costs.block_tokens}: the smallest block that keeps all bounds (at {last.block_tokens} {over}); larger "
+            "ones only add empty slots, lost prefixes and rewritten tails"
         )
     in_runs = choose(table, IN_RUNS)
     if in_runs.block_tokens != costs.block_tokens and not in_runs.broken:

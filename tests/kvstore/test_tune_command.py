@@ -19,7 +19,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["8", "16", "32", "64", "128"]
     assert [row[1] for row in rows] == ["32", "64", "128", "256", "512"]
-    assert printed.splitlines()[-1].startswith("take 16 ")
+    assert printed.splitlines()[-1].startswith("take 16: ")
 
 
 def test_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
