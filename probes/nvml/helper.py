@@ -68,6 +68,8 @@ class Helper:
             assert process.stdin is not None
             process.stdin.write(b"read\n")
             process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: its output says so, too
         except OSError as failure:
             answer.set_exception(failure)
             return answer
@@ -117,9 +119,12 @@ def _answered(process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
     line = process.stdout.readline()
     if not line.endswith(b"\n"):
         raise HelperEndedError(_ending(process))
-    answer = json.loads(line)
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        answer = None
     if not isinstance(answer, dict):
-        raise HelperEndedError("it answered with something else than an answer")
+        raise HelperEndedError("it said something that is no answer")
     return answer
 
 

@@ -75,7 +75,7 @@ class NvmlSource:
             answer = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(asked)), limit)
         except TimeoutError:
             return self._hung(now_ms, start)
-        except (HelperEndedError, OSError, ValueError) as failure:
+        except (HelperEndedError, OSError) as failure:
             return self._ended(now_ms, start, failure)
         return self._answered(now_ms, start, answer)
 
@@ -89,7 +89,7 @@ class NvmlSource:
             return self._answered(now_ms, start, asked.result(limit))
         except TimeoutError:
             return self._hung(now_ms, start)
-        except (HelperEndedError, OSError, ValueError) as failure:
+        except (HelperEndedError, OSError) as failure:
             return self._ended(now_ms, start, failure)
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -436,6 +437,46 @@ def test_a_driver_that_crashes_is_told_by_its_signal(machine: Machine, watch: Ca
     assert "it was ended by SIGSEGV" in (status.error or "")
     machine.change({"DeviceGetPowerUsage": 100_000})
     assert one.cycle().state == "fresh"
+
+
+def other(*words: str) -> NvmlSource:
+    """A source whose process is another."""
+    return NvmlSource(
+        parse_target("nvml"), SeriesStore(), timeout_s=0.5, start_s=0.5, helper=Helper(words=words, again_s=0.0)
+    )
+
+
+def test_a_process_that_the_kernel_does_not_let_go_is_not_joined_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a call that nothing can interrupt a process outlives even SIGKILL; here it is not sent."""
+    source = other("sleep", "60")
+    killed: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: killed.append(process))
+    status = source.collect_alone(T0)
+    assert (status.state, (status.error or "").rpartition(", ")[2]) == ("timeout", "again when the kernel lets it go")
+    assert source.collect_alone(T0 + S).state == "timeout"
+    assert len(killed) == 1
+    assert source._helper._process is None
+    monkeypatch.undo()
+    killed[0].kill()
+    killed[0].wait(5)
+    source.collect_alone(T0 + 2 * S)
+    assert source._helper._killed is not killed[0], "a second process was started, and killed in its turn"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("read line; echo nonsense", "it said something that is no answer"),
+        ("exit 3", "it exited with 3"),
+        ("read line; kill -KILL $$", "it was ended by SIGKILL"),
+    ],
+)
+def test_a_process_that_fails_is_told_in_words(script: str, words: str) -> None:
+    source = other("sh", "-c", script)
+    status = source.collect_alone(T0)
+    assert status.state == "gone"
+    assert words in (status.error or "")
+    asyncio.run(source.close())
 
 
 def test_the_process_starts_with_the_first_reading_and_ends_with_its_parent(machine: Machine) -> None:
