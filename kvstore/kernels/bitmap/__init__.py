@@ -26,11 +26,15 @@ FINEST = 8
 """Shortest run that is looked for; below it, single slots."""
 PATIENCE = 1024
 """Rounds over the bitmap without a single slot after which a request gives up what it was admitted for."""
-_GROUP = 32
+GROUP = 32
+"""Words that are claimed at once: one a thread."""
 _FREE_BLOCK = 256
 _COUNT_BLOCK = 1024
 
 __all__ = [
+    "FINEST",
+    "GROUP",
+    "PATIENCE",
     "bitmap_allocate",
     "bitmap_allocate_reference",
     "bitmap_count",
@@ -66,10 +70,10 @@ def bitmap_allocate(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, s
     if not launches(words):
         bitmap_allocate_reference(words, state, counts, out, slots, FINEST)
     elif len(counts):
-        block = min(max(power_of_two(len(words)), _GROUP), 256)
+        block = min(max(power_of_two(len(words)), GROUP), 256)
         programs.allocate[(len(counts),)](
             words, state, counts, out, len(words), slots, out.shape[1],
-            FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=block, GROUP=_GROUP, num_warps=1,
+            FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=block, GROUP=GROUP, num_warps=1,
         )  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def variants() -> list[Variant]:
     sizes = dict.fromkeys(("n_words", "slots", "width"), "i32") | dict.fromkeys(
         ("FINEST", "PATIENCE", "BLOCK", "GROUP"), "constexpr"
     )
-    fixed = {"FINEST": FINEST, "PATIENCE": PATIENCE, "BLOCK": 256, "GROUP": _GROUP}
+    fixed = {"FINEST": FINEST, "PATIENCE": PATIENCE, "BLOCK": 256, "GROUP": GROUP}
     allocate = words | {"counts": "*i32", "out": "*i32"} | sizes
     release = words | {"slots": "*i32", "n": "i32", "total": "i32", "BLOCK": "constexpr"}
     count = {"words": "*i32", "out": "*i32", "n_words": "i32", "BLOCK": "constexpr"}

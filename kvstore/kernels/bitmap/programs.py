@@ -80,18 +80,12 @@ def take_scattered(words, n_words, first, taken, want, out, PATIENCE: tl.constex
     return taken
 
 
-@jit(unspecialised=("width",))
-def allocate(
-    words, state, counts, out, n_words, slots, width,
+@jit
+def request(
+    words, state, want, mine, n_words, slots, width,
     FINEST: tl.constexpr, PATIENCE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A request a program: its row of `out` `[requests, width]` gets its slots and -1 behind them; only -1 if refused.
-
-    The numbers behind `state` are those of `state.py`.
-    """
-    request = tl.program_id(0)
-    want = tl.load(counts + request)
-    mine = out + request.to(tl.int64) * width
+    """`want` slots into `mine` `[width]`, or none. How many."""
     taken = 0
     admitted = 0
     if (want > 0) & (want <= width):
@@ -108,6 +102,22 @@ def allocate(
             taken = 0
     if (want > 0) & (taken == 0):
         tl.atomic_add(state + 2, 1)
+    return taken
+
+
+@jit(unspecialised=("width",))
+def allocate(
+    words, state, counts, out, n_words, slots, width,
+    FINEST: tl.constexpr, PATIENCE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A request a program: its row of `out` `[requests, width]` gets its slots and -1 behind them; only -1 if refused.
+
+    The numbers behind `state` are those of `state.py`.
+    """
+    number = tl.program_id(0)
+    mine = out + number.to(tl.int64) * width
+    want = tl.load(counts + number)
+    taken = request(words, state, want, mine, n_words, slots, width, FINEST, PATIENCE, BLOCK, GROUP)
     begin = taken
     while begin < width:
         next = begin + tl.arange(0, BLOCK)
