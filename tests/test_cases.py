@@ -29,7 +29,7 @@ SCORED_CAUSES = frozenset(
     (
         "kv-capacity-exhausted", "preemption-thrash", "prefix-key-unstable", "prefix-capacity-miss",
         "internal-fragmentation", "pool-leak", "stuck-transfer", "engine-crash", "traffic-surge", "source-blind",
-        "wrong-transport", "roce-loss", "descriptor-explosion",
+        "wrong-transport", "roce-loss", "descriptor-explosion", "pcie-saturated-by-offload",
         "healthy", "unknown",
     )
 )  # fmt: skip

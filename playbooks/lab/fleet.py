@@ -33,6 +33,8 @@ class Pod:
     streams: list[Stream] = field(default_factory=list)
     uptime: float = 86_400.0
     on_start: Hook | None = None
+    labels: LabelPairs = ()
+    """Labels of its target beyond those of the fleet's."""
     more: Callable[[float], list[Family]] | None = None
     """Further families of its page (a connector's), asked at each scrape with the seconds since the last one."""
     engine: Engine | None = None
@@ -157,7 +159,7 @@ class Fleet:
     def _scrape(self, recorder: Recorder, now: float, seconds: float, first: bool) -> None:
         time_ms = round((self.epoch + now) * 1000)
         for pod in self.pods:
-            target = merged(self.pod_labels, ("instance", pod.instance), ("job", "vllm"))
+            target = merged(self.pod_labels, ("instance", pod.instance), ("job", "vllm"), *pod.labels)
             page = pod.page(now, float(self.epoch), seconds)
             if self.miss is not None and self.miss[0].random() < self.miss[1]:
                 page = []

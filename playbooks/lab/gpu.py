@@ -61,10 +61,11 @@ class Nvlinks:
 class DeviceDetail:
     """The state of one device beyond load and power.
 
-    ``reasons`` hold its clocks down to ``clock`` (a share of the highest) while it works, for the share ``held`` of the
-    time by kind (power, thermal). ``roofline`` is the share of the memory's cycles that decoding uses (None: as the
-    plain device). ``waits`` is the share of a step in which nothing runs on it. ``copies_in`` and ``copies_out`` are
-    bytes a second over PCIe beside the usual ones, ``replays`` packets a second that are sent again.
+    ``reasons`` hold its clocks down to ``clock`` (a share of the highest) while it works, for the share ``held`` of
+    the time by kind (power, thermal); ``limit`` is its power limit as a share of the usual one, ``heat`` degrees
+    beyond the usual. ``roofline`` is the share of the memory's cycles that decoding uses (None: as the plain device),
+    ``waits`` the share of a step in which nothing runs on it. ``copies_in`` and ``copies_out`` are bytes a second over
+    PCIe beside the usual ones, ``replays`` packets a second that are sent again.
     """
 
     gpu: Gpu
@@ -75,6 +76,7 @@ class DeviceDetail:
     held: dict[str, float] = field(default_factory=dict)
     clock: float = 1.0
     heat: float = 0.0
+    limit: float = 1.0
     roofline: float | None = None
     waits: float = 0.0
     copies_in: float = 0.0
@@ -124,11 +126,16 @@ class DeviceDetail:
     def reasons_now(self) -> int:
         return self.reasons if self._works else IDLE
 
+    @property
+    def power_limit(self) -> int:
+        """Watts that it may draw."""
+        return round(self.gpu.model.peak_w * 1.1 * self.limit)
+
     def families(self, labels: LabelPairs) -> list[Family]:
         pcie = self.pcie
         gauges = {
             "MAX_SM_CLOCK": self.gpu.model.sm_clock, "CLOCKS_EVENT_REASONS": self.reasons_now,
-            "ENFORCED_POWER_LIMIT": round(self.gpu.model.peak_w * 1.1), "PCIE_LINK_GEN": self.generation,
+            "ENFORCED_POWER_LIMIT": self.power_limit, "PCIE_LINK_GEN": self.generation,
             "PCIE_MAX_LINK_GEN": pcie.generation_max, "PCIE_LINK_WIDTH": pcie.lanes,
             "PCIE_MAX_LINK_WIDTH": pcie.lanes_max,
         }  # fmt: skip

@@ -62,7 +62,7 @@ def _device(device: DeviceDetail, labels: LabelPairs) -> list[Family]:
     gauges = {name: gpu.gauge(field) * factor for name, (field, factor) in RATIOS.items()}
     gauges |= {
         "sm_clock_max_hertz": gpu.model.sm_clock * 1e6, "clock_event_reasons": device.reasons_now,
-        "power_limit_watts": round(gpu.model.peak_w * 1.1), "pcie_link_generation": device.generation,
+        "power_limit_watts": device.power_limit, "pcie_link_generation": device.generation,
         "pcie_link_generation_max": pcie.generation_max, "pcie_link_lanes": pcie.lanes,
         "pcie_link_lanes_max": pcie.lanes_max, "lost": 0.0,
     }  # fmt: skip

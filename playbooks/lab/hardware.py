@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from .exposition import Family, LabelPairs
+from .exposition import Family, LabelPairs, merged
 from .scheduler import Engine
 
 DCGM_GAUGES = ("GPU_UTIL", "MEM_COPY_UTIL", "POWER_USAGE", "GPU_TEMP", "SM_CLOCK", "MEM_CLOCK", "FB_USED", "FB_FREE",
@@ -48,6 +48,8 @@ class Gpu:
     xid: int = 0
     detail: Detail | None = None
     """What a counters list beyond the exporter's default asks for; None: the default."""
+    held_by: LabelPairs = ()
+    """Labels that say whose it is, where the exporter knows (Kubernetes)."""
     dcgm: bool = True
     """Whether dcgm-exporter tells of it; else another source beside the node does."""
     _busy: tuple[float, float] = (0.0, 0.0)
@@ -99,7 +101,8 @@ class Gpu:
 
     @property
     def labels(self) -> LabelPairs:
-        return (("Hostname", self.node), ("UUID", self.uuid), ("gpu", str(self.index)), ("modelName", self.model.name))
+        own = (("Hostname", self.node), ("UUID", self.uuid), ("gpu", str(self.index)), ("modelName", self.model.name))
+        return merged(own, *self.held_by)
 
     def gauge(self, name: str) -> float:
         """A gauge by DCGM's name for it, without its prefix; 0 before the first observation."""

@@ -124,6 +124,23 @@ def bandwidth(cast: Cast) -> Stage:
     return made.stage(made.truth("hbm-bandwidth-bound", cast.onset, "Every step reads more KV than before."))
 
 
+@scenario("hbm-bandwidth-bound-pods")
+def bandwidth_pods(cast: Cast) -> Stage:
+    """The same where the memory of both devices is at its limit, and labels say which pod has which."""
+    made = long_reads(cast, cast.rng.uniform(1.8, 2.1))
+    label = cast.rng.choice(("pod", "exported_pod"))
+    for pod, device in zip(made.pods, made.devices, strict=True):
+        device.roofline = cast.rng.uniform(0.9, 0.94)
+        pod.labels = (("pod", pod.name),)
+        exporter = () if label == "pod" else (("pod", "dcgm-exporter-x7k2p"),)
+        device.gpu.held_by = ((label, pod.name), *exporter)
+    for stream in made.pod.streams:
+        made.fleet.events.at(cast.onset, lambda now, s=stream: s.set_scale(2.4, now))  # type: ignore[misc]
+    return made.stage(
+        made.truth("hbm-bandwidth-bound", cast.onset, "Every step of this pod reads more KV than before.")
+    )
+
+
 @scenario("hbm-bandwidth-bound-queue")
 def bandwidth_queue(cast: Cast) -> Stage:
     """The batch limit is reached, requests queue, blocks are free: the memory is what there is no more of."""
@@ -187,21 +204,33 @@ def power(cast: Cast) -> Stage:
     def cap(_now: float) -> None:
         made.device.reasons = POWER_CAP
         made.device.held["power"] = 0.9
-        made.device.clock = 1 / factor
+        made.device.clock, made.device.limit = 1 / factor, 0.5
         made.slower(factor)
 
     made.fleet.events.at(cast.onset, cap)
     return made.stage(made.truth("clock-throttle", cast.onset, "It may draw half of what it did."))
 
 
+@scenario("clock-throttle-power-from-the-start")
+def power_always(cast: Cast) -> Stage:
+    """The same all along: there is no earlier time to compare with, only the same card beside it."""
+    made = detailed(cast, plain(cast))
+    device = made.device
+    device.reasons, device.held["power"] = POWER_CAP, 0.9
+    device.clock, device.limit = cast.rng.uniform(0.55, 0.65), 0.5
+    made.fleet.events.at(-50.0, lambda _now: made.slower(1 / device.clock))
+    return made.stage(made.truth("clock-throttle", None, "It may draw half of what the same card beside it may."))
+
+
 @scenario("healthy-power-capped")
 def power_capped(cast: Cast) -> Stage:
-    """All devices touch their power limit, as they do at full work; nothing got slower."""
+    """Devices at their power limit, as at full work, one far below its highest clock; nothing got slower."""
     made = detailed(cast, plain(cast))
     for device in made.devices:
         device.reasons, device.clock = POWER_CAP, 0.87
-        device.held["power"] = 0.35
-    return made.stage(healthy("At its power limit a device clocks down a little: that is how it is meant to work."))
+        device.held["power"] = 0.6
+    made.device.clock = 0.7
+    return made.stage(healthy("At its power limit a device clocks down, and more the heavier its work."))
 
 
 # --- the host ----------------------------------------------------------------------------------------------------

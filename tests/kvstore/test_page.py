@@ -129,6 +129,17 @@ def test_what_is_not_there_is_not_zero() -> None:
     assert found['kv_peer_up{peer="2"}'] == 0
 
 
+def test_uploads_to_a_device_are_told_once_there_was_one() -> None:
+    source = Source()
+    assert "kv_device_upload" not in page(source)
+    source.meters.uploaded("block_table.update", 64, 0.001)
+    source.meters.uploaded("block_table.update", 16, 0.002)
+    found = samples(page(source))
+    assert found['kv_device_uploads_total{site="block_table.update"}'] == 2
+    assert found['kv_device_upload_bytes_total{site="block_table.update"}'] == 80
+    assert found['kv_device_upload_seconds_total{site="block_table.update"}'] == pytest.approx(0.003)
+
+
 def test_a_rehearsed_fault_shows_in_figures_and_is_named_nowhere() -> None:
     source = Source(bitmap=NaiveBitmap(600, drain_s=0.0))
     source.put(50)

@@ -128,6 +128,15 @@ def test_the_onset_is_when_the_last_of_the_tests_began_to_hold() -> None:
     assert _seconds(ruled.onset_ms) == 180
 
 
+def test_what_held_all_along_does_not_date_a_shift() -> None:
+    """A mean over a window crosses its line within that window: half of it, lacking better."""
+    tests = [ask("a"), ask("s", relative_to="baseline", threshold=1.5)]
+    ruled = decide(tests, pattern("a", "s"), {"a": {POD: 2.0}, "s": {POD: after(200, 2.0, 1.0)}})
+    assert _seconds(ruled.onset_ms) == 170
+    begun = decide(tests, pattern("a", "s"), {"a": {POD: after(190)}, "s": {POD: after(200, 2.0, 1.0)}})
+    assert _seconds(begun.onset_ms) == 190, "what began in between dates it better"
+
+
 def test_no_onset_where_it_held_before_the_window() -> None:
     assert decide([ask("a")], pattern("a"), {"a": {POD: 2.0}}).onset_ms is None
 

@@ -29,6 +29,8 @@ LIKELY = frozenset(
     (
         "internal-fragmentation", "kv-capacity-exhausted", "preemption-thrash", "prefix-capacity-miss", "source-blind",
         "stuck-transfer", "traffic-surge", "descriptor-explosion", "roce-loss", "wrong-transport",
+        "hbm-bandwidth-bound", "clock-throttle", "pcie-downtrained", "pcie-saturated-by-offload", "pcie-signal-errors",
+        "nvlink-errors",
     )
 )  # fmt: skip
 
