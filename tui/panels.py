@@ -329,10 +329,15 @@ BY_NAME: Mapping[str, Panel] = {panel.name: panel for panel in PANELS}
 CHARTED: tuple[str, ...] = tuple(p.name for p in PANELS if p.draw in (Draw.BAR, Draw.SPARK))
 
 
-# One cell, one quantile or one 1 of many says nothing by itself; the states of a pool only beside each other.
+# One cell, one quantile, one bit or one 1 of many says nothing by itself; the states of a pool only beside each other.
 _NO_NUMBER = frozenset(
     (
         "kv:block_map",
+        "kv:gpu_clock_event_reasons",
+        "kv:gpu_clock_violation_seconds_total",
+        "kv:gpu_ecc_errors_total",
+        "kv:gpu_nvlink_up",
+        "kv:gpu_process_memory_bytes",
         "kv:pool_state_blocks",
         "kv:pool_token_slots",
         "kv:pool_free_blocks_by_run",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import sys
 import threading
 import traceback
 from typing import BinaryIO
@@ -55,4 +54,4 @@ def _listen(asked: queue.SimpleQueue[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
