@@ -1,6 +1,6 @@
 #!/bin/sh
 # All tests in two halves side by side, since one process uses one core: `halves.sh PYTHON [pytest's arguments]`.
-# The store's and the live ones run behind, and what they say comes last. Fails when a half fails.
+# The store's, the kernels' and the live ones run behind, and what they say comes last. Fails when a half fails.
 python=$1
 shift
 for word in "$@"; do
@@ -11,9 +11,9 @@ behind=
 trap '[ -z "$behind" ] || kill "$behind" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM HUP
 
-"$python" -m pytest -o cache_dir=.pytest_cache/store tests/kvstore tests/live "$@" >"$log" 2>&1 &
+"$python" -m pytest -o cache_dir=.pytest_cache/store tests/kvstore tests/kernels tests/live "$@" >"$log" 2>&1 &
 behind=$!
-"$python" -m pytest -o cache_dir=.pytest_cache/rest tests --ignore=tests/kvstore --ignore=tests/live "$@"
+"$python" -m pytest -o cache_dir=.pytest_cache/rest tests --ignore=tests/kvstore --ignore=tests/kernels --ignore=tests/live "$@"
 rest=$?
 wait "$behind"
 store=$?
