@@ -136,6 +136,8 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
     if code < 0:
         import signal
 
-        name = signal.Signals(-code).name if -code in iter(signal.Signals) else f"signal {-code}"
-        return f"it was ended by {name}"
+        try:
+            return f"it was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"it was ended by signal {-code}"
     return f"it exited with {code}"
