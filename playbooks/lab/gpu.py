@@ -36,7 +36,7 @@ class PcieLink:
     @property
     def rate(self) -> float:
         """Bytes a second in each direction."""
-        return LANE_BYTES * 2**self.generation * self.lanes
+        return LANE_BYTES * float(2**self.generation) * self.lanes
 
 
 @dataclass

@@ -63,10 +63,10 @@ class Detailed:
         node = self.fleet.nodes[0]
         node.beside.append(NvmlTarget(node.name, self.devices))
 
-    def truth(self, cause: str, onset_s: float | None, why: str, **more: tuple[str, ...]) -> Truth:
+    def truth(self, cause: str, onset_s: float | None, why: str, must_not: tuple[str, ...] = ()) -> Truth:
         """On the device at fault, wherever it is told."""
         instance = self.pod.gpu.node if not self.pod.gpu.dcgm else f"{self.pod.gpu.node}:9400"
-        return Truth(cause, {"instance": instance, "gpu": str(self.pod.gpu.index)}, onset_s, why=why, **more)
+        return Truth(cause, {"instance": instance, "gpu": str(self.pod.gpu.index)}, onset_s, must_not=must_not, why=why)
 
     def stage(self, truth: Truth) -> Stage:
         return Stage(self.fleet, truth)

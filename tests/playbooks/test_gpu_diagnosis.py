@@ -48,7 +48,7 @@ class Ward:
         return diagnose_text(text, self.playbooks, self.rules)
 
     def scene(self, name: str, drop: tuple[str, ...] = ()) -> Diagnosis:
-        text = self.shelf.composed(name, 1).text
+        text = self.shelf.composed(name).text
         return self.text(trim(text, drop=drop) if drop else text)
 
 
@@ -63,7 +63,7 @@ def found(diagnosis: Diagnosis, cause: str) -> Finding:
 
 @pytest.mark.parametrize("name", SEPARATED)
 def test_a_finding_says_which_look_alikes_it_is_not(name: str, ward: Ward) -> None:
-    truth = ward.shelf.composed(name, 1).truth
+    truth = ward.shelf.composed(name).truth
     one = found(ward.scene(name), truth.cause)
     assert SEPARATED[name] <= {refuted.cause for refuted in one.refuted}
     assert one.cost
@@ -79,7 +79,7 @@ def test_with_the_default_counters_nothing_is_found_and_nothing_called_excluded(
 
 
 def test_without_reasons_a_clock_that_fell_is_only_suspected(ward: Ward) -> None:
-    truth = ward.shelf.composed("clock-throttle-heat", 1).truth
+    truth = ward.shelf.composed("clock-throttle-heat").truth
     one = found(ward.scene("clock-throttle-heat", BEYOND_DEFAULT), "clock-throttle")
     assert one.verdict is Verdict.SUSPECTED
     assert truth.member.items() <= one.member.items()
@@ -87,7 +87,7 @@ def test_without_reasons_a_clock_that_fell_is_only_suspected(ward: Ward) -> None
 
 def test_a_clock_that_somebody_set_is_neither_power_nor_heat(ward: Ward) -> None:
     """The same slower device, and the driver says that a user fixed its clocks."""
-    text = ward.shelf.composed("clock-throttle-heat", 1).text
+    text = ward.shelf.composed("clock-throttle-heat").text
     line = re.compile(r"^(DCGM_FI_DEV_CLOCKS_EVENT_REASONS\{.*\}) \S+ (\S+)$", re.MULTILINE)
     fixed = trim(line.sub(r"\1 2.0 \2", text), drop=["DCGM_FI_DEV_THERMAL_VIOLATION"])
     assert "clock-throttle" not in {f.cause for f in ward.text(fixed).findings}
@@ -101,7 +101,7 @@ def test_the_worst_link_speaks_and_its_device_alone_is_named(ward: Ward) -> None
 
 def test_a_device_that_two_sources_tell_of_counts_its_bytes_once(ward: Ward) -> None:
     """The same link, told by dcgm-exporter and by the target `nvml`."""
-    text = ward.shelf.composed("pcie-saturated-by-offload", 1).text
+    text = ward.shelf.composed("pcie-saturated-by-offload").text
     twice = []
     for line in text.splitlines():
         twice.append(line)
@@ -119,10 +119,10 @@ def test_a_device_that_two_sources_tell_of_counts_its_bytes_once(ward: Ward) -> 
 
 def test_where_labels_say_which_pod_has_which_device_no_other_is_blamed(ward: Ward) -> None:
     """The memory of both is at its limit, and one engine got slower; without the labels both would be named."""
-    truth = ward.shelf.composed("hbm-bandwidth-bound-pods", 1).truth
+    truth = ward.shelf.composed("hbm-bandwidth-bound-pods").truth
     told = ward.scene("hbm-bandwidth-bound-pods").findings
     assert [dict(f.member) for f in told] == [truth.member]
-    text = ward.shelf.composed("hbm-bandwidth-bound-pods", 1).text
+    text = ward.shelf.composed("hbm-bandwidth-bound-pods").text
     bare = re.sub(r',(exported_)?pod="[^"]*"', "", text)
     assert bare != text
     assert [f.cause for f in ward.text(bare).findings] == ["hbm-bandwidth-bound"] * 2

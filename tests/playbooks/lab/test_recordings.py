@@ -14,7 +14,7 @@ import pytest
 from playbooks.lab import scenes_demo
 from playbooks.lab.compose import compose, main
 from playbooks.lab.fleet import Fleet
-from playbooks.lab.scenarios import build, scenario_names
+from playbooks.lab.scenarios import SCENARIOS, build, scenario_names
 from playbooks.lab.shelf import Shelf
 from playbooks.lab.trim import families
 
@@ -22,13 +22,21 @@ ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "playbooks" / "recordings" / "demo.om.gz"
 SHORT = [name for name in scenario_names() if name != "demo"]
 STORE = [name for name in SHORT if name.startswith("store-")]
-# One page of a store is like another: three stand for all before promtool.
-TOLD = [name for name in SHORT if name not in STORE] + ["store-healthy-durable", "store-healthy-restart", "store-crash"]
+GPU = [name for name in SHORT if SCENARIOS[name].__module__.startswith("playbooks.lab.scenes_gpu")]
+# One page of a store is like another, and so is one of a device: three of each stand for all before promtool.
+TOLD = [name for name in SHORT if name not in (*STORE, *GPU)] + [
+    "store-healthy-durable",
+    "store-healthy-restart",
+    "store-crash",
+]
+TOLD += ["clock-throttle-brake", "nvlink-errors", "pcie-saturated-by-offload"]
 CAUSES = {
     "kv-capacity-exhausted", "preemption-thrash", "prefix-key-unstable", "prefix-capacity-miss",
     "internal-fragmentation", "pool-leak", "stuck-transfer", "engine-crash", "traffic-surge", "source-blind", "healthy",
     "external-fragmentation", "bitmap-sync", "wal-stall", "session-leak", "ttl-too-short", "hot-shard",
-    "stalled-shard", "wrong-transport", "roce-loss", "descriptor-explosion", "unknown",
+    "stalled-shard", "wrong-transport", "roce-loss", "descriptor-explosion", "unknown", "hbm-bandwidth-bound",
+    "clock-throttle", "launch-bound", "pcie-downtrained", "pcie-saturated-by-offload", "pcie-signal-errors",
+    "nvlink-errors", "block-table-upload",
 }  # fmt: skip
 
 # Every shard alike: there is no member to name.
