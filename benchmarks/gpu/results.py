@@ -1,0 +1,92 @@
+"""What a person and a program read when the run is over: the table, the files, the exit code."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gpu.rows import BAD, STATES, Row
+from gpu.runner import Found
+
+SCHEMA = "kvscope.gpu-check/1"
+
+
+def line(row: Row) -> str:
+    """A row as it comes."""
+    cells = [f"{row.section}: {row.name}", row.state, figure(row)]
+    return "  ".join(cell for cell in cells if cell) + (f"  ({row.note})" if row.note else "")
+
+
+def figure(row: Row) -> str:
+    """The number with its unit, and the aim."""
+    if row.value is None:
+        return ""
+    number = f"{row.value:,.0f}" if abs(row.value) >= 1000 or row.value == int(row.value) else f"{row.value:.3g}"
+    return " ".join(part for part in (number, row.unit, f"(aim {row.aim})" if row.aim else "") if part)
+
+
+def table(found: Found) -> str:
+    """All rows, section by section, and what they come to."""
+    wide = max((len(row.name) for row in found.rows), default=0)
+    lines, section = [], ""
+    for row in found.rows:
+        if row.section != section:
+            section = row.section
+            took = found.seconds.get(section)
+            lines.append(f"{section}" + (f" ({took:g} s)" if took is not None else ""))
+        lines.append(f"  {row.name:<{wide}}  {row.state:<8}  {figure(row):<32} {row.note}".rstrip())
+    return "\n".join([*lines, "", machine(found.facts), verdict(found)])
+
+
+def verdict(found: Found) -> str:
+    """One line: how many rows of each state."""
+    counts = Counter(row.state for row in found.rows)
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    return ("something is WRONG: " if exit_code(found) else "nothing is wrong: ") + (told or "nothing was checked")
+
+
+def machine(facts: dict[str, Any]) -> str:
+    names = ("gpu", "python", "torch", "triton", "cuda", "seed", "seconds")
+    return ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name) is not None)
+
+
+def exit_code(found: Found) -> int:
+    """0 when nothing is wrong and something was checked."""
+    return int(not found.rows or any(row.state in BAD for row in found.rows))
+
+
+def write(found: Found, out: Path) -> list[Path]:
+    """`gpu-DATE.json` and `gpu-DATE.md` (`gpu-cpu-DATE` for a run without a GPU)."""
+    day = datetime.date.today().isoformat()
+    stem = out / (f"gpu-cpu-{day}" if found.facts.get("interpreted") else f"gpu-{day}")
+    values = {
+        "schema": SCHEMA,
+        "date": day,
+        "facts": found.facts,
+        "seconds": found.seconds,
+        "rows": [row.as_dict() for row in found.rows],
+    }
+    paths = [stem.with_suffix(".json"), stem.with_suffix(".md")]
+    paths[0].write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(markdown(found, day), encoding="utf-8")
+    return paths
+
+
+def markdown(found: Found, day: str) -> str:
+    """The table as a page of `benchmarks/results/`."""
+    lines = [
+        f"# The store's kernels on a GPU, {day}",
+        "",
+        f"`benchmarks/gpu_check.py`: {machine(found.facts)}.",
+        "",
+        "| section | what | | figure | note |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found.rows:
+        state = f"**{row.state}**" if row.state in (*BAD, "MISSED") else row.state
+        cells = (row.section, row.name, state, figure(row), row.note)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, "", verdict(found) + ".", ""])

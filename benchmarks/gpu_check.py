@@ -1,0 +1,86 @@
+"""Every kernel of the store on the GPU that is here: is it right, how fast is it, what does that bring?
+
+    python3 benchmarks/gpu_check.py [--out DIR] [--wheels DIR] [--only SECTION,…]     at most six minutes, one GPU
+    python3 benchmarks/gpu_check.py --cpu                                             the same without a GPU, tiny
+
+Needs torch, triton and numpy; what else is missing comes from a folder of wheels that `make gpu-wheels` fills, without
+a network. Results go to DIR ($OUT, else benchmarks/results; with --cpu nowhere unless told), a short table comes last.
+Ends with 0 when nothing is wrong (an aim that is missed is marked, not wrong), 1 when a number is wrong or a section
+failed, 2 for what cannot be asked or run here. `--wrong KERNEL` breaks one kernel, to see that it is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(HERE), str(ROOT)]
+
+from gpu import wheels  # noqa: E402 - a script's neighbours
+from gpu.results import exit_code, line, table, write  # noqa: E402
+from gpu.runner import LIMIT_S, Orders, Runner  # noqa: E402
+from gpu.sections import named  # noqa: E402
+
+KERNELS = (
+    "append", "gather", "scatter", "paged_decode", "bitmap_allocate", "bitmap_free", "bitmap_count",
+    "block_table_update", "token_slots", "page_table",
+)  # fmt: skip
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu_check.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cpu", action="store_true", help="tiny shapes under Triton's interpreter, without a GPU")
+    parser.add_argument("--only", default="", metavar="SECTION,…", help="some sections only")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: $OUT, else benchmarks/results)")
+    parser.add_argument("--wheels", type=Path, default=ROOT / "wheels", help="folder of wheels (default: wheels)")
+    parser.add_argument("--seed", type=int, help="of the random inputs (default: a new one each time)")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds for all (%(default)g)")
+    parser.add_argument("--wrong", choices=KERNELS, default="", metavar="KERNEL", help="break one kernel on purpose")
+    return parser.parse_args(words)
+
+
+def folder(given: argparse.Namespace) -> Path | None:
+    """Where results go, if anywhere."""
+    if given.out:
+        return Path(given.out)
+    if os.environ.get("OUT"):
+        return Path(os.environ["OUT"])
+    return None if given.cpu or given.wrong else HERE / "results"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given, began = arguments(words), time.monotonic()
+    try:
+        sections = named(given.only)
+    except ValueError as error:
+        print(f"gpu_check.py: {error}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="kvscope-wheels-") as unpacked:
+        taken = wheels.use(given.wheels, Path(unpacked))
+        seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(4), "little")
+        out = folder(given)
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+        left = given.limit - (time.monotonic() - began)
+        orders = Orders(given.cpu, seed, given.wrong, out, left)
+        found = Runner(orders, lambda row: print(line(row), flush=True)).run(sections)
+    if found.refused:
+        print(f"gpu_check.py: {found.refused}", file=sys.stderr)
+        return 2
+    found.facts |= {"seed": seed, "wheels": taken, "seconds": round(time.monotonic() - began, 1)}
+    if out:
+        for path in write(found, out):
+            print(f"written: {path}")
+    print(table(found))
+    return exit_code(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
