@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvstore import messages as m
-from kvstore.checks import all_good
+from kvstore.checks import all_good, one_good
 from kvstore.deadline import Deadline
-from kvstore.errors import LeaseExpired, ShardUnavailable, StoreError
-from kvstore.fetch import Fetch, still_leased
+from kvstore.errors import BadRequest, LeaseExpired, ShardUnavailable, StoreError
+from kvstore.fetch import Fetch
 from kvstore.header import Bytes
 from kvstore.keys import Keys
 from kvstore.locations import LEASE_MARGIN_MS, Blocks, Locations
@@ -68,24 +68,40 @@ async def get_at_once(
 ) -> tuple[Blocks, int] | None:
     """The quick way (as `whole.get_whole`) for blocks at known places in one shard that is reached over the network;
     None where anything is not as it should be: the general way then finds out what."""
-    number, slots = int(at.shard[0]), at.slot
-    peer: Any = shards.links[number].peer
-    if peer is None or peer.index is not None or not peer.connected() or int(slots.min()) < 0:
+    number, slots, count = int(at.shard[0]), at.slot, len(at.slot)
+    link = shards.links.get(number)
+    peer: Any = None if link is None else link.peer
+    if peer is None or peer.index is not None or not peer.connected() or not (_leased(at) if at.leases else verify):
         return None
-    if (len(shards) > 1 and (at.shard != number).any()) or not (verify or still_leased(at)):
-        return None
-    if at.leases and not still_leased(at):
+    if len(shards) > 1 and count > 1 and (at.shard != number).any():
         return None
     began = time.perf_counter()
-    descriptors = await peer.fetch(slots, None, out, deadline)
-    newest = all_good(out, at.keys, at.generation, block_bytes, verify=verify)
-    # Without sums it is the lease that says that nobody wrote meanwhile.
-    if newest is None or not (verify or still_leased(at)):
+    try:
+        begun = peer.fetch_soon(slots, out, deadline)
+    except BadRequest:  # not all were found
         return None
-    count = len(slots)
+    descriptors = begun if isinstance(begun, int) else await begun
+    newest = _believed(at, out, block_bytes, verify)
+    if newest is None:
+        return None
     seconds = time.perf_counter() - began
     shards.tallies[number].read(slots, at.generation, count, count * block_bytes, descriptors, seconds)
     return Blocks(out, np.zeros(count, np.int8), block_bytes), newest
+
+
+def _leased(at: Locations) -> bool:
+    """`still_leased`, where everything is to be."""
+    until = at.until_ms.item(0) if len(at.until_ms) == 1 else int(at.until_ms.min())
+    return until - LEASE_MARGIN_MS > time.monotonic_ns() // 1_000_000
+
+
+def _believed(at: Locations, out: Bytes, block_bytes: int, verify: bool) -> int | None:
+    """The newest clock, if every row is good. Without sums it is the lease that says that nobody wrote meanwhile."""
+    if len(out) == 1:
+        newest = one_good(out[0], at.keys[0].tolist(), at.generation.item(0), block_bytes, verify=verify)
+    else:
+        newest = all_good(out, at.keys, at.generation, block_bytes, verify=verify)
+    return newest if verify or _leased(at) else None
 
 
 async def get_afar(reads: Reads, fetch: Fetch, keys: Keys, located: Locations | None, deadline: Deadline) -> None:

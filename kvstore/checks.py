@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 
 import numpy as np
@@ -44,12 +45,30 @@ def judge(
 _GENERATION, _CLOCK, _DATA_SUM, _HEADER_SUM = 4, 5, 10, 11
 """Words of `header.HEADER`."""
 _HEAD_BYTES = 96
+_HEAD = struct.Struct("<4QQQII24sQQ")
+"""The first 96 bytes of `header.HEADER`."""
+
+
+def one_good(slot: Bytes, key: list[int], generation: int, block_bytes: int, *, verify: bool) -> int | None:
+    """The clock if `judge` would find a slot `[slot_bytes]` OK, else None: without columns, since a dozen array
+    operations of a microsecond each are nothing for a thousand blocks and most of the time for one."""
+    copied = memoryview(slot)  # type: ignore[arg-type]  # arrays have the buffer protocol
+    *found, seen, clock, _, _, _, data_sum, header_sum = _HEAD.unpack_from(copied)
+    if seen != generation or seen & 1 or found != key:
+        return None
+    if verify:
+        if xxhash.xxh3_64_intdigest(copied[:SUMMED_BYTES]) != header_sum:
+            return None
+        if xxhash.xxh3_64_intdigest(copied[HEADER_BYTES : HEADER_BYTES + block_bytes]) != data_sum:
+            return None
+    return int(clock)
 
 
 def all_good(slots: Bytes, keys: Keys, generations: Words, block_bytes: int, *, verify: bool) -> int | None:
     """The newest clock if `judge` would find every row OK, else None: a third of its time for a few dozen rows."""
     head = slots[:, :_HEAD_BYTES].copy().view(np.uint64)
-    if (head[:, _GENERATION] != generations).any() or (head[:, :4] != keys).any():
+    # As bytes: a comparison of columns takes twice as long for a few dozen rows.
+    if head[:, _GENERATION].tobytes() != generations.tobytes() or head[:, :4].tobytes() != keys.tobytes():
         return None
     if verify and not _sums_hold(slots, head, block_bytes):
         return None

@@ -62,7 +62,10 @@ def _traced(method: Method, name: str) -> Method:
 
 def _blocks(args: tuple[Any, ...], options: Mapping[str, Any]) -> int:
     """The rows of the keys (or locations): the first argument that has a length."""
-    for found in (*args[:2], options.get("keys"), options.get("what")):
+    if args:
+        with suppress(TypeError):
+            return len(args[0])
+    for found in (*args[1:2], options.get("keys"), options.get("what")):
         with suppress(TypeError):
             return len(found)
     return 0

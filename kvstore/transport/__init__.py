@@ -5,7 +5,7 @@ A transport knows slots and bytes, not keys: what a copy is worth is decided by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +59,11 @@ class Distant(Protocol):
 
     async def fetch(self, slots: Ints, rows: Ints | None, out: Bytes, deadline: Deadline) -> int:
         """As `Peer.read`. Raises `ShardUnavailable`, also where the deadline has passed."""
+        ...
+
+    def fetch_soon(self, slots: Ints, out: Bytes, deadline: Deadline) -> int | Coroutine[Any, Any, int]:
+        """`fetch` of slots `slots[i]` into `out[i]`: what it took if it could be done in a moment, else what is to be
+        awaited, at once."""
         ...
 
     async def fetch_generations(self, slots: Ints, deadline: Deadline) -> Words:

@@ -64,6 +64,12 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached every thread of a process: `kill` returns before that."""
+    states = [(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    return set(states) == {"T"}
+
+
 def counted(pid: int) -> dict[str, Any]:
     """Descriptors, threads, mappings and resident KiB of a process."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -23,7 +23,7 @@ from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StagingRejected, StoreError
 from kvstore.header import sums
-from tests.kvstore.nixl_rig import NEEDS_NIXL, mover_of, state_of, until
+from tests.kvstore.nixl_rig import NEEDS_NIXL, mover_of, state_of, stopped, until
 from tests.kvstore.process_rig import LAYOUT, ROOT, Helper, blocks_for, some_keys
 
 pytestmark = NEEDS_NIXL
@@ -150,6 +150,7 @@ async def test_a_read_that_was_given_up_cannot_harm_a_later_one(tcp_cluster: Loc
         out = client.buffer(64)
         mover = mover_of(tcp_cluster.pids[0])
         os.kill(mover, signal.SIGSTOP)
+        await until(lambda: stopped(mover), "the mover is frozen")
         try:
             for into in (out, None):
                 with pytest.raises(ShardUnavailable, match="has not answered within 300 ms"):

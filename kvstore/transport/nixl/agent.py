@@ -12,7 +12,8 @@ import numpy.typing as npt
 from kvstore.errors import BadRequest, StoreError
 from kvstore.transport.nixl.library import bindings, ucx_settings
 
-Rows = npt.NDArray[np.uint64]
+Spans = npt.NDArray[np.uint64]
+Rows = Spans | list[tuple[int, int, int]]
 """Descriptors `[n, 3]`: address, bytes, device (0)."""
 
 PROGRESS_DELAY_US = 100_000
@@ -25,12 +26,13 @@ class Disconnected(Exception):  # noqa: N818 - what became of a read, not an err
 
 @dataclass(eq=False, slots=True)
 class Transfer:
-    """A read that was posted. `descriptors` it was made of, `size` in bytes."""
+    """A read. `descriptors` it is made of, `size` in bytes; `handle` 0 once it has ended, `why`: badly."""
 
     handle: int
     peer: str
     descriptors: int
     size: int
+    why: str = ""
 
 
 def agent_name(kind: str) -> str:
@@ -38,11 +40,11 @@ def agent_name(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(16)}"
 
 
-def spans(base: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | int, slot_bytes: int) -> Rows:
+def spans(base: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | int, slot_bytes: int) -> Spans:
     """Descriptors of runs of slots `starts` (`lengths` slots each) of an arena at `base`."""
     rows = np.zeros((len(starts), 3), np.uint64)
-    rows[:, 0] = np.uint64(base) + starts.astype(np.uint64) * np.uint64(slot_bytes)
-    rows[:, 1] = np.asarray(lengths).astype(np.uint64) * np.uint64(slot_bytes)
+    rows[:, 0] = starts * slot_bytes + base
+    rows[:, 1] = lengths * slot_bytes
     return rows
 
 
@@ -65,6 +67,7 @@ class Agent:
             except Exception as error:
                 raise BadRequest(f"NIXL's UCX backend cannot start (UCX_TLS, UCX_NET_DEVICES?): {error}") from None
         self._registered: dict[int, Any] = {}
+        self._in_progress, self._success = self._nixl.NIXL_IN_PROG, self._nixl.NIXL_SUCCESS
 
     def register(self, address: int, size: int) -> None:
         """Memory that reads of ours go into, or that peers may read."""
@@ -119,9 +122,9 @@ class Agent:
     def drop(self, prepared: int) -> None:
         self._agent.releasedDlistH(prepared)
 
-    def read(self, peer: str, local: Rows, remote: Rows) -> Transfer:
-        """Post a read of a peer's memory `remote` into ours, `local`. Raises `Disconnected`, `BadRequest` for memory
-        that is not registered (either side)."""
+    def make(self, peer: str, local: Rows, remote: Rows) -> Transfer:
+        """A read of a peer's memory `remote` into ours, `local`, for `post`. Raises `Disconnected`, `BadRequest` for
+        memory that is not registered (either side)."""
         nixl = self._nixl
         into = nixl.nixlXferDList(nixl.DRAM_SEG, local)
         source = nixl.nixlXferDList(nixl.DRAM_SEG, remote)
@@ -131,38 +134,54 @@ class Agent:
             raise BadRequest("memory that is not registered, or a peer that is not known") from None
         except Exception as error:
             raise Disconnected(str(error)) from None
-        return self._post(handle, peer, len(local), int(local[:, 1].sum()))
+        size = sum(row[1] for row in local) if isinstance(local, list) else int(local[:, 1].sum())
+        return Transfer(handle, peer, len(local), size)
 
-    def read_prepared(self, peer: str, into: int, local: Any, source: int, remote: Any, slot_bytes: int) -> Transfer:
-        """The same for single slots of prepared lists, by index (int32 columns)."""
+    def make_prepared(self, peer: str, into: int, local: Any, source: int, remote: Any, slot_bytes: int) -> Transfer:
+        """The same for single slots of prepared lists, by index (int32 columns, or lists)."""
         nixl = self._nixl
         try:
             handle = self._agent.makeXferReq(nixl.NIXL_READ, into, local, source, remote, "", [], False)
         except Exception as error:
             raise Disconnected(str(error)) from None
-        return self._post(handle, peer, len(local), len(local) * slot_bytes)
+        return Transfer(handle, peer, len(local), len(local) * slot_bytes)
 
-    def _post(self, handle: int, peer: str, descriptors: int, size: int) -> Transfer:
-        transfer = Transfer(handle, peer, descriptors, size)
+    def post(self, transfer: Transfer) -> None:
+        """Begin it; over shared memory that is all of it. Raises `Disconnected`."""
         try:
-            self._agent.postXferReq(handle, "")
+            self._agent.postXferReq(transfer.handle, "")
         except Exception as error:
-            self._release(transfer)
-            raise Disconnected(str(error)) from None
+            raise self._failed(transfer, str(error)) from None
+
+    def read(self, peer: str, local: Rows, remote: Rows) -> Transfer:
+        """`make` and `post`."""
+        transfer = self.make(peer, local, remote)
+        self.post(transfer)
+        return transfer
+
+    def read_prepared(self, peer: str, into: int, local: Any, source: int, remote: Any, slot_bytes: int) -> Transfer:
+        """`make_prepared` and `post`."""
+        transfer = self.make_prepared(peer, into, local, source, remote, slot_bytes)
+        self.post(transfer)
         return transfer
 
     def over(self, transfer: Transfer) -> bool:
-        """Whether it has ended (its handle goes with it); raises `Disconnected` when it ended badly."""
+        """Whether it has ended (its handle goes with it); raises `Disconnected` when it ended badly. May be asked
+        again, also after an exception of whoever asked (Ctrl-C) has cut it short."""
+        handle = transfer.handle
+        if not handle:
+            if transfer.why:
+                raise Disconnected(transfer.why)
+            return True
         try:
-            state = self._agent.getXferStatus(transfer.handle)
+            state = self._agent.getXferStatus(handle)
         except Exception as error:
-            self._release(transfer)
-            raise Disconnected(str(error)) from None
-        if state == self._nixl.NIXL_IN_PROG:
+            raise self._failed(transfer, str(error)) from None
+        if state == self._in_progress:
             return False
+        if state != self._success:
+            raise self._failed(transfer, str(state))
         self._release(transfer)
-        if state != self._nixl.NIXL_SUCCESS:
-            raise Disconnected(str(state))
         return True
 
     def progress(self) -> None:
@@ -175,9 +194,15 @@ class Agent:
             self.deregister(address)
         del self._agent
 
+    def _failed(self, transfer: Transfer, why: str) -> Disconnected:
+        transfer.why = why
+        self._release(transfer)
+        return Disconnected(why)
+
     def _release(self, transfer: Transfer) -> None:
+        handle, transfer.handle = transfer.handle, 0  # before it goes: nobody may ask about a handle that is gone
         try:
-            self._agent.releaseXferReq(transfer.handle)
+            self._agent.releaseXferReq(handle)
         except Exception:
             return  # NIXL keeps it with the agent
 

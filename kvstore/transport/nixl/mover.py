@@ -112,9 +112,9 @@ class Mover:
         name, base, _ = known
         pieces = np.asarray(asked["pieces"], np.int64).reshape(-1, 3)
 
-        def post(agent: Agent) -> Transfer:
+        def make(agent: Agent) -> Transfer:
             local = spans(self._landing.base, pieces[:, 1], pieces[:, 2], self._slot_bytes)
-            return agent.read(name, local, spans(base, pieces[:, 0], pieces[:, 2], self._slot_bytes))
+            return agent.make(name, local, spans(base, pieces[:, 0], pieces[:, 2], self._slot_bytes))
 
         def over(said: Moved | Disconnected) -> None:
             if isinstance(said, Moved):
@@ -122,7 +122,7 @@ class Mover:
             else:
                 self._say({"id": number, "over": True, "text": "the connection to the client's memory has ended"})
 
-        self._pulls.read(post, over)
+        self._pulls.read(make, over)
 
     def _say(self, said: dict[str, Any]) -> None:
         with self._writing:

@@ -1,8 +1,9 @@
 """The one thread that owns an agent: a queue of work, reads under way, polling that sleeps.
 
 A small read need not go through the queue and back, which costs several times what it takes itself: whoever asks may
-post it and look after it for a moment, if nobody is using the agent now (`lock`). Everything else, peers above all, is
-done by the thread alone.
+post it and look after it for a moment, if nobody is using the agent now (`_lock`). Everything else, peers above all, is
+done by the thread alone. Whoever posts may be cut short at any point (Ctrl-C in plain code): a read is entered before
+it is posted, so that it is looked after until it ends whatever happens to him.
 
 A read ends when NIXL says so and never before (see the package's page): whoever has waited long enough goes on without
 it, and hears of its end by `over`. Until then the memory that it writes into is not his.
@@ -20,13 +21,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvstore.errors import ShardUnavailable
 from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, agent_name
 
 T = TypeVar("T")
-Post = Callable[[Agent], Transfer]
+Make = Callable[[Agent], Transfer]
 Over = Callable[["Moved | Disconnected"], None]
 
 SPIN_S = 300e-6
@@ -37,20 +38,25 @@ IDLE_S = 1.0
 """Without reads under way it looks so often whether a connection has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What a read was: descriptors, bytes, seconds from post to end."""
+class Moved(NamedTuple):
+    """What a read was: descriptors, bytes, seconds from post to end, and those that the post itself took."""
 
     descriptors: int
     size: int
     seconds: float
+    posting: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class _Read:
     transfer: Transfer
-    over: Over
+    over: Over | None = None
     began: float = field(default_factory=time.perf_counter)
+    posted: float = 0.0
+
+    def moved(self) -> Moved:
+        began, done = self.began, self.transfer
+        return Moved(done.descriptors, done.size, time.perf_counter() - began, self.posted - began)
 
 
 class Owner:
@@ -94,42 +100,81 @@ class Owner:
         """The result of `work`, done on the agent's thread (a short one: the caller waits)."""
         return self.submit(work).result()
 
-    def read(self, post: Post, over: Over, *, here: bool = False) -> bool:
-        """Post a read; `over` is called, on some thread, once it has ended, well or badly.
-
-        `here`: now, on the caller's own thread, if the agent is free; True if that was done. The caller then looks
-        after it by `look`, and says `wake` when he has no more time for that.
-        """
+    def read(self, make: Make, over: Over) -> None:
+        """Post a read on the agent's thread; `over` is called there once it has ended, well or badly."""
 
         def act(agent: Agent) -> None:
             try:
-                transfer = post(agent)
+                self._begin(agent, make, over)
             except Disconnected as error:
                 over(error)
-            except BaseException as error:
-                over(Disconnected(str(error)))
-            else:
-                self._reads.append(_Read(transfer, over))
 
-        if here and not self._closed and self._lock.acquire(blocking=False):
-            try:
-                if self._agent is not None:
-                    act(self._agent)
-                    self._poll(self._agent)
-                    return True
-            finally:
-                self._lock.release()
         self._put(act)
-        return False
 
-    def look(self) -> None:
-        """Look after the reads under way, if nobody else does."""
-        if self._reads and self._lock.acquire(blocking=False):
+    def read_here(self, make: Make, seconds: float, later: Callable[[], Over]) -> Moved | bool:
+        """Post a read on the caller's own thread, if the agent is free, and look after it for so many seconds.
+
+        What it was, if it has ended by then (raises `Disconnected`: badly). Else True, and `later` has been asked who
+        is to hear of its end, on some thread: the caller may go on to `look` after it, and says `wake` when he has no
+        more time for that. False: nothing was done, the agent is in use. An exception may come from outside (Ctrl-C):
+        if `later` was asked, the read is under way.
+        """
+        # Not `acquire(blocking=False)`: between that and a `try` an exception (Ctrl-C) would leave it locked.
+        if self._closed or self._lock.locked():
+            return False
+        with self._lock:
+            agent = self._agent
+            if agent is None:
+                return False
             try:
-                if self._agent is not None:
-                    self._poll(self._agent)
-            finally:
-                self._lock.release()
+                read = self._begin(agent, make)
+                end = read.began + seconds
+                while not self._ended(agent, read):
+                    if time.perf_counter() >= end:
+                        read.over = later()
+                        return True
+                return read.moved()
+            except Disconnected:
+                raise
+            except BaseException:
+                for read in self._reads:
+                    if read.over is None:
+                        read.over = later()
+                raise
+
+    def _begin(self, agent: Agent, make: Make, over: Over | None = None) -> _Read:
+        """A read, entered and posted; raises `Disconnected`."""
+        try:
+            read = _Read(make(agent), over)
+        except Exception as error:
+            raise Disconnected(str(error)) from None
+        self._reads.append(read)
+        try:
+            agent.post(read.transfer)
+        except Disconnected:
+            self._reads.remove(read)
+            raise
+        read.posted = time.perf_counter()
+        return read
+
+    def _ended(self, agent: Agent, read: _Read) -> bool:
+        """Whether it has ended, and is looked after no longer; raises `Disconnected`: badly."""
+        try:
+            if not agent.over(read.transfer):
+                return False
+        except Disconnected:
+            self._reads.remove(read)
+            raise
+        self._reads.remove(read)
+        return True
+
+    def look(self, seconds: float) -> None:
+        """Look after the reads under way, if nobody else does: until one has ended, or for so long."""
+        if self._reads and not self._lock.locked():
+            with self._lock:
+                end = time.perf_counter() + seconds
+                while self._agent is not None and not self._poll(self._agent) and time.perf_counter() < end:
+                    pass
 
     def wake(self) -> None:
         """The thread is to look after what was posted elsewhere."""
@@ -213,32 +258,33 @@ class Owner:
             act(agent)
 
     def _nap(self) -> float:
-        reads = self._reads
-        if not reads:
+        # A copy: others post here, too. What they have not left to anybody yet is no reason to come back soon.
+        ours = [read for read in self._reads[:] if read.over is not None]
+        if not ours:
             return IDLE_S
-        age = time.perf_counter() - reads[-1].began
+        age = time.perf_counter() - ours[-1].began
         if age < SPIN_S:
             os.sched_yield()
             return 0.0
         return min(LONGEST_NAP_S, NAP_S + age / 64)
 
-    def _poll(self, agent: Agent) -> None:
-        going: list[_Read] = []
-        for read in self._reads:
-            said: Any = None
+    def _poll(self, agent: Agent) -> bool:
+        """Whether a read has ended; who waits for it has heard."""
+        ended = False
+        for read in self._reads[:]:
+            said: Moved | Disconnected
             try:
-                if agent.over(read.transfer):
-                    moved = read.transfer
-                    said = Moved(moved.descriptors, moved.size, time.perf_counter() - read.began)
+                if not self._ended(agent, read):
+                    continue
+                said = read.moved()
             except Disconnected as error:
                 said = error
-            if said is None:
-                going.append(read)
-            else:
+            ended = True
+            if read.over is not None:
                 read.over(said)
-        self._reads = going
         if self._leaving:
             self._let_go(agent)
+        return ended
 
     def _let_go(self, agent: Agent) -> None:
         busy = {read.transfer.peer for read in self._reads}

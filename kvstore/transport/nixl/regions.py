@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import weakref
@@ -9,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.errors import BadRequest
+from kvstore.errors import StoreError
 from kvstore.header import Bytes
-from kvstore.transport import Ints
 from kvstore.transport.nixl.agent import spans
 from kvstore.transport.nixl.owner import Owner
 
@@ -31,7 +31,9 @@ class Region:
         self.slot_bytes = slot_bytes
         self.size = slots * slot_bytes
         self._owner = owner
-        self._map: mmap.mmap | None = mmap.mmap(-1, self.size)
+        self._map: mmap.mmap | None = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without large pages: 16 MiB land in a fifth more time (cma)
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         plain = np.frombuffer(self._map, np.uint8)
         plain.fill(0)
         self.base = int(plain.ctypes.data)
@@ -102,6 +104,7 @@ class Regions:
         self._slot_bytes = slot_bytes
         self._regions: list[weakref.ref[Region]] = []
         self._lock = threading.Lock()
+        self._last: tuple[weakref.ref[Bytes], weakref.ref[Region], int] | None = None
 
     def make(self, slots: int) -> Region:
         """New registered memory for `slots` slots."""
@@ -111,17 +114,20 @@ class Regions:
             self._regions.append(weakref.ref(region))
         return region
 
-    def find(self, out: Bytes) -> Region | None:
-        """The region that `out` lies in, whole."""
+    def find(self, out: Bytes) -> tuple[Region, int] | None:
+        """The region that `out` lies in, whole, and the slot of it that `out` begins at."""
+        last = self._last  # what is read into often is the same array
+        if last is not None and last[0]() is out:
+            region = last[1]()
+            if region is not None:
+                return region, last[2]
         address, size = int(out.ctypes.data), out.nbytes
         for known in self._regions:
             region = known()
             if region is not None and region.holds(address, size):
-                return region
+                first, odd = divmod(address - region.base, self._slot_bytes)
+                if odd:
+                    raise StoreError("a buffer does not begin at a slot of its memory")
+                self._last = weakref.ref(out), known, first
+                return region, first
         return None
-
-
-def require_slots(slots: Ints, blocks: int) -> None:
-    """Raise `BadRequest` where a slot is not of a pool of `blocks`."""
-    if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= blocks):
-        raise BadRequest(f"slots {int(slots.min())} … {int(slots.max())} are not all in a pool of {blocks}")
