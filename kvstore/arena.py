@@ -11,8 +11,11 @@ import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.errors import StagingRejected
 from kvstore.header import HEADER, HEADER_BYTES, Bytes, Headers
@@ -21,6 +24,9 @@ F_SEAL_FUTURE_WRITE = 0x10
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SHRINK") else 0x2 | 0x4
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
+
+
+Slots = npt.NDArray[np.int64]
 
 
 class Memory:
@@ -73,6 +79,27 @@ class Memory:
         self.fd = -1
 
 
+class PoolArena(Protocol):
+    """What a pool lies in: headers always in host memory (`memory`, which readers map), data there or on a device."""
+
+    memory: Memory
+    slot_bytes: int
+    block_bytes: int
+    headers: Headers
+
+    def __len__(self) -> int: ...
+
+    def payloads(self, slots: Slots) -> list[Bytes]:
+        """The data of each slot in host memory: where it lies, or a copy off the device."""
+        ...
+
+    def fill(self, slots: Slots, payloads: Sequence[Bytes]) -> None:
+        """Each payload (at most a block) at the beginning of its slot."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Arena:
     """Slots in a `Memory`: `slots` `[n, slot_bytes]`, `headers` `[n]` of `HEADER`, `data` `[n, block_bytes]`."""
 
@@ -95,6 +122,17 @@ class Arena:
         """A new arena of `count` slots; `pool`: others may only read it."""
         memory = Memory.create(name, count * slot_bytes, readers_cannot_write=pool)
         return cls(memory, slot_bytes, block_bytes)
+
+    def payloads(self, slots: Slots) -> list[Bytes]:
+        """The data of each slot, where it lies."""
+        data = self.data
+        return [data[slot] for slot in slots.tolist()]
+
+    def fill(self, slots: Slots, payloads: Sequence[Bytes]) -> None:
+        """Each payload at the beginning of its slot."""
+        data = self.data
+        for slot, payload in zip(slots.tolist(), payloads, strict=True):
+            data[slot, : len(payload)] = payload
 
     def close(self) -> None:
         self.memory.close()

@@ -19,6 +19,7 @@ import numpy as np
 from kvstore import messages as m
 from kvstore.arguments import require_targets, session_number, whole_number
 from kvstore.client_base import all_of
+from kvstore.client_device import OnDevice
 from kvstore.client_reads import Reads
 from kvstore.client_writes import Puts
 from kvstore.deadline import Deadline
@@ -41,7 +42,7 @@ STAGING_BYTES = 64 << 20
 
 @traced_methods({name: f"kv.{name}" for name in ("lookup", "get", "put", "append", "match_tail", "remove")})
 @follows("lookup", "get", "put", "append", "match_tail", "remove", "open_session", "close_session")
-class Client(Reads, Puts):
+class Client(Reads, Puts, OnDevice):
     """Made by `connect`; an async context manager. For one event loop (`SyncClient` for plain code).
 
     Every operation has a deadline (`deadline_ms`, else the client's own) and raises a `StoreError` within it. Arrays
@@ -61,11 +62,15 @@ class Client(Reads, Puts):
         enforce_need: bool = True,
         transport: str = "auto",
         access: Access | None = None,
+        device: str = "",
     ) -> Client:
         """Connect to every shard of a store: `"127.0.0.1:7600,127.0.0.1:7601"`, a sequence of such, the path of a
         cluster file, or `"etcd://127.0.0.1:2379/NAME"`, where members may come and go. `staging_blocks`: room for puts
         under way (default: 64 MiB). `transport`: `mapped` (shards of this host), `nixl` (of any host), or `auto`:
         mapped where a shard's door can be reached from here, else nixl.
+
+        `device`: our own (`cuda:N`), for `get_on_device` and `stage_on_device`; shards whose pool is on a GPU are read
+        without one, too.
 
         `access`: certificates and token (default: what the environment names), which are needed off loopback.
 
@@ -84,11 +89,12 @@ class Client(Reads, Puts):
             staging=_staging(layout, staging_blocks),
             enforce_need=enforce_need,
             transport=transport,
+            device=device,
         )
         name = str(name) or f"pid-{os.getpid()}"
 
         def link_to(address: str) -> Link:
-            link = Link(address, layout, client._transport, client.clock, name, client.writes.lost, access)
+            link = Link(address, layout, client._transport, client.clock, name, client._lost, access)
             link.heard = client._heard
             return link
 
@@ -137,6 +143,8 @@ class Client(Reads, Puts):
         await self._end_kept()
         await self.returns.close()
         await self.writes.close()
+        if self.own is not None:
+            await self.device_writes.close()
         if self._shards is not None:
             await self._shards.close()
             self._shards = None

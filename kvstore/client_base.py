@@ -27,7 +27,9 @@ from kvstore.writes import Writes
 
 if TYPE_CHECKING:
     from kvstore.handle import SessionHandle
+    from kvstore.link import Link
     from kvstore.membership.follow import Follower
+    from kvstore.transport.device.side import DeviceSide
 
 
 class ClientBase:
@@ -42,6 +44,7 @@ class ClientBase:
         staging: Staging,
         enforce_need: bool = True,
         transport: str = "auto",
+        device: str = "",
     ) -> None:
         self.layout = layout
         self.deadline_ms = deadline_ms
@@ -51,7 +54,14 @@ class ClientBase:
         self.writes = Writes(staging)
         self._clock_lock = threading.Lock()
         self._enforce_need = enforce_need
-        self._transport = Choice(transport, layout)
+        self.own: DeviceSide | None = None
+        """Its device, where it has one."""
+        if device:
+            from kvstore.transport.device.side import DeviceSide
+
+            self.own = DeviceSide(device, layout, staging)
+            self.device_writes = Writes(self.own.staging, self.writes.tickets)
+        self._transport = Choice(transport, layout, self.own)
         self._transport.register(staging.arena)
         self._shards: Shards | None = None
         self.follower: Follower | None = None
@@ -82,6 +92,17 @@ class ClientBase:
         for task in list(self._kept):
             task.cancel()
         await asyncio.gather(*self._kept, return_exceptions=True)
+
+    def writes_of(self, run: object) -> Writes:
+        """Those that a staged run (or blocks that are not staged yet) goes through."""
+        own = self.own
+        return self.device_writes if own is not None and getattr(run, "_home", None) is own.staging else self.writes
+
+    def _lost(self, link: Link) -> None:
+        """A shard's process has ended: nothing of ours is read there any more."""
+        self.writes.lost(link)
+        if self.own is not None:
+            self.device_writes.lost(link)
 
     def _saw(self, clock: int) -> None:
         """Blocks carry clocks too: what is done after a read is later than what was read."""

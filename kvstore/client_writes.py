@@ -38,7 +38,8 @@ class Puts(ClientBase):
 
     def unstage(self, run: Staged) -> None:
         """Raises `BadRequest` for a run that was put, or given back before."""
-        self.staging.give(self.staging.claim(run))
+        staging = self.writes_of(run).staging
+        staging.give(staging.claim(run))
 
     async def put(
         self,
@@ -79,7 +80,7 @@ class Puts(ClientBase):
             def fill(run: Staged, data_sums: Words) -> m.Put:
                 return m.Put(keys[rows], run.slots, data_sums, filled[rows], ends[rows], holder, promise, bool(one_run))
 
-            done = await self.writes.send(self.shards.links[number], part, fill, deadline, trace)
+            done = await self.writes_of(data).send(self.shards.links[number], part, fill, deadline, trace)
             answer.slot[rows], answer.generation[rows] = done.slot, done.generation
             answer.clock[rows], answer.existed[rows] = done.clock, done.existed
 

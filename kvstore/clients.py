@@ -64,6 +64,11 @@ class Connected:
         if waiting:
             await asyncio.wait(waiting)
 
+    async def over(self) -> None:
+        """Returns when no put reads the staging arena any more."""
+        if self.running:
+            await asyncio.wait(list(self.running.values()))
+
     def leave(self) -> None:
         self.gone = True
         self._let_go()

@@ -13,6 +13,7 @@ from types import FrameType
 from kvstore import options
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest
+from kvstore.header import HEADER_BYTES
 from kvstore.lifeline import end_with
 from kvstore.memory import require_memory
 
@@ -28,7 +29,8 @@ def run(argv: Sequence[str]) -> int:
     options.session_ttl_of(given.session_ttl)
     options.require_port("--listen", port, shards=given.shards)
     options.require_port("--metrics-port", given.metrics_port, shards=given.shards)
-    require_memory(blocks * layout.slot_bytes, given.shards)
+    on_device = any(options.devices_of(given.device))
+    require_memory(blocks * (HEADER_BYTES if on_device else layout.slot_bytes), given.shards)
     told: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -64,6 +66,7 @@ def run(argv: Sequence[str]) -> int:
         lease=given.lease,
         advertise=given.advertise,
         nixl=given.nixl,
+        device=given.device,
     ) as cluster:
         for facts in cluster.facts:
             print(f"shard {facts['shard']}  {facts['address']}  {facts['metrics']}")

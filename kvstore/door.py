@@ -1,9 +1,10 @@
 """The door of a shard: a Unix socket through which a client hands in its staging arena and gets the pool to map.
 
 One packet (SOCK_SEQPACKET) is one JSON message, descriptors beside it (SCM_RIGHTS). The client says hello – protocol
-version, layout, name – with its sealed staging memfd; the shard answers with its facts and three descriptors: pool,
-index and its own pidfd. The connection then stays open and silent: its end is the client's end. Only processes of the
-shard's own user are let in (SO_PEERCRED).
+version, layout, name, memory of a device that it `lends` – with its sealed staging memfd; the shard answers with its
+facts and three descriptors: pool (or its headers, where the pool lies on a device: `device` then says how that is
+opened), index and its own pidfd. The connection then stays open and silent: its end is the client's end. Only processes
+of the shard's own user are let in (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.arena import Arena, Memory
 from kvstore.clients import Clients, Connected
 from kvstore.errors import BadRequest, LayoutMismatch, ShardUnavailable, StagingRejected, StoreError
 from kvstore.layout import Layout
 from kvstore.security import Refusals
+
+if TYPE_CHECKING:
+    from kvstore.transport.device.arena import DeviceArena
 
 PROTOCOL = 1
 MAX_PACKET = 65_536
@@ -48,8 +52,11 @@ class Door:
         facts: Callable[[], dict[str, Any]],
         left: Callable[[Connected], None],
         refusals: Refusals | None = None,
+        device: DeviceArena | None = None,
     ) -> None:
+        """`device`: the pool, where it lies on one; `fds` then go on with what its handle needs."""
         self.path = path
+        self._device = device
         self._layout = layout
         self._clients = clients
         self._fds = fds
@@ -155,13 +162,19 @@ class Door:
                 client = await self._hello(connection)
             if client is not None:
                 await readable(connection)  # nothing more is ever said: this is its end
+                leaving, client = client, None
+                self._leave(leaving)
+                await leaving.over()  # who lent us memory of a device waits for our end of the connection
         except (TimeoutError, OSError):
             pass
         finally:
             connection.close()
             if client is not None:
-                self._clients.leave(client)
-                self._left(client)
+                self._leave(client)
+
+    def _leave(self, client: Connected) -> None:
+        self._clients.leave(client)
+        self._left(client)
 
     async def _hello(self, connection: socket.socket) -> Connected | None:
         pid, uid = peer_of(connection)
@@ -185,11 +198,16 @@ class Door:
         """Takes over the descriptors: the staging arena's stays open with the client, all others are closed."""
         memory: Memory | None = None
         try:
-            theirs = _checked_hello(said, fds)
+            theirs = _checked_hello(said, fds, on_device=self._device is not None)
             self._layout.require_same(theirs)
             memory = Memory.adopt(fds[0])
             staging = Arena(memory, self._layout.slot_bytes, self._layout.block_bytes)
             memory.close()  # the map has a descriptor of its own, and they are scarce
+            fds = fds[1:]
+            if self._device is not None and said.get("lends"):
+                staging = self._device.beside(staging, said["lends"], fds)
+            else:
+                close_all(fds)
             fds = []
             return self._clients.admit(str(said.get("name", ""))[:_MAX_NAME], pid, staging)
         except BaseException as error:
@@ -200,12 +218,15 @@ class Door:
             raise
 
 
-def _checked_hello(said: dict[str, Any], fds: list[int]) -> Layout:
+def _checked_hello(said: dict[str, Any], fds: list[int], *, on_device: bool) -> Layout:
     if said.get("protocol") != PROTOCOL:
         raise BadRequest(f"the client speaks protocol {said.get('protocol')!r}, this shard {PROTOCOL}")
     if not isinstance(said.get("layout"), dict):
         raise BadRequest("hello without a layout")
-    if len(fds) != 1:
+    lends = said.get("lends", {})
+    if not isinstance(lends, dict) or (on_device and "lends" not in said):
+        raise BadRequest("the pool lies on a device, and this client does not know what that is")
+    if not fds or (len(fds) != 1 and not lends):
         raise StagingRejected(f"hello with {len(fds)} descriptors: one staging arena is expected")
     return Layout.from_json(json.dumps(said["layout"]))
 

@@ -148,6 +148,13 @@ class LogCorrupt(StoreError):
     reason = "log_corrupt"
 
 
+class DeviceFailed(StoreError):
+    """A device did not do what it was asked: a copy failed, or the driver has given it up."""
+
+    code = 24
+    reason = "device"
+
+
 def kinds() -> dict[int, type[StoreError]]:
     """All kinds by wire code."""
     found: dict[int, type[StoreError]] = {StoreError.code: StoreError}

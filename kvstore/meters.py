@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.errors import LogCorrupt, LogFailed, ShardUnavailable, StoreError
+from kvstore.errors import DeviceFailed, LogCorrupt, LogFailed, ShardUnavailable, StoreError
 from probes.instrument.histogram import Histogram
 from probes.instrument.operation import Operation
 
@@ -53,7 +53,7 @@ RETURN_BOUNDS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 2700
 
 def result_of(failure: BaseException) -> str:
     """``refused``: the store would not, and said why; ``error``: it could not."""
-    fault = (LogFailed, LogCorrupt, ShardUnavailable)
+    fault = (LogFailed, LogCorrupt, ShardUnavailable, DeviceFailed)
     refused = isinstance(failure, StoreError) and type(failure) is not StoreError and not isinstance(failure, fault)
     return "refused" if refused else "error"
 

@@ -48,6 +48,12 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session-ttl", metavar="TIME", default="30m", help="idle time that ends one: 90s, 30m")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where Unix sockets lie (for this user alone)")
     parser.add_argument("--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts")
+    parser.add_argument(
+        "--device",
+        default="",
+        metavar="cuda:N",
+        help="where pools lie (default: host memory); cuda:0,cuda:1: in turn",
+    )
     parser.add_argument("--naive-bitmap", action="store_true", help="the slow one: the host reads it bit by bit")
     parser.add_argument("--drain-us", type=int, default=20, metavar="N", help="what one such read costs (default: 20)")
 
@@ -120,6 +126,13 @@ def blocks_of(given: argparse.Namespace, layout: Layout) -> int:
     if blocks < 1:
         raise BadRequest(f"--memory {given.memory!r}: not even one block of {layout.slot_bytes} bytes fits")
     return blocks
+
+
+def devices_of(text: str) -> list[str]:
+    """Devices of shards in turn: `cuda:0,cuda:1`; [""] for host memory. Raises `BadRequest`."""
+    from kvstore.transport.device.memory import require_name
+
+    return [require_name(word.strip()) for word in text.split(",")] if text else [""]
 
 
 def size_of(text: str) -> int:

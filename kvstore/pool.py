@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arena import Arena
+from kvstore.arena import PoolArena
 from kvstore.bitmap import Bitmap, Runs, SlotBitmap, runs_of
 from kvstore.errors import NoRun, PoolExhausted
 from kvstore.extents import Extents
@@ -67,7 +67,7 @@ class Pool:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: PoolArena,
         index: Index,
         *,
         bitmap: SlotBitmap | None = None,

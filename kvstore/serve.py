@@ -44,7 +44,7 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     for line in settings.warnings():
         logging.getLogger("kvstore.serve").warning(line)
     raise_limit()
-    require_memory(settings.blocks * settings.layout.slot_bytes)
+    require_memory(settings.host_bytes)
     try:
         configure(instance=f"shard-{settings.shard}")
     except InstrumentError as error:
@@ -64,6 +64,7 @@ def make_shard(settings: Settings, ownership: Ownership | None = None) -> Shard:
     shard = Shard.create(
         settings.layout,
         settings.blocks,
+        device=settings.device,
         sealed=not (settings.nixl and has_hca()),
         bitmap=NaiveBitmap(settings.blocks, drain_s=settings.drain_us / 1e6) if settings.naive_bitmap else None,
         number=settings.shard,

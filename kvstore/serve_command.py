@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
         naive_bitmap=given.naive_bitmap,
         drain_us=given.drain_us,
         nixl=given.nixl,
+        device=options.devices_of(given.device)[given.shard % len(options.devices_of(given.device))],
     )
     return serve(settings, ready_fd=given.ready_fd, lifeline_fd=given.lifeline_fd)
 

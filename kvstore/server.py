@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore import messages as m
 from kvstore import wire
 from kvstore.addresses import read_cluster
+from kvstore.arena import Arena
 from kvstore.calls.frames import FrameServer
 from kvstore.calls.turns import Turns
 from kvstore.clients import Clients, Connected
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kvstore.page.figures import Transport
     from kvstore.security.front import Front
     from kvstore.shard import Shard
+    from kvstore.transport.device.arena import DeviceArena
     from kvstore.transport.nixl.service import NixlService
 
 SWEEP_INTERVAL_S = 0.1
@@ -100,16 +102,7 @@ class ShardServer:
         self._frames = FrameServer(self._socket("calls"), self._answer, self.refusals, self._turns)
         await self._serve_page()
         self._pidfd = os.pidfd_open(os.getpid())
-        arena, index = self.shard.pool.arena.memory, self.shard.pool.index.memory
-        self._door = Door(
-            self._socket("door"),
-            self.settings.layout,
-            self.clients,
-            [arena.fd, index.fd, self._pidfd],
-            self.facts,
-            self._left,
-            self.refusals,
-        )
+        self._door = self._new_door()
         self._door.open()
         await self._frames.start()
         await self._grpc.start()
@@ -154,9 +147,9 @@ class ShardServer:
             return
         from kvstore.transport.nixl.service import NixlService
 
-        self._nixl = NixlService(
-            self.settings.layout, self.shard.pool.arena, self.clients, self.shard.meters, self.facts, self._left
-        )
+        pool = self.shard.pool.arena
+        assert isinstance(pool, Arena)  # `Settings` sees to it
+        self._nixl = NixlService(self.settings.layout, pool, self.clients, self.shard.meters, self.facts, self._left)
         await self._nixl.start()
 
     def _ways(self) -> list[Transport]:
@@ -190,6 +183,20 @@ class ShardServer:
         self.registration.changed = self._members_changed
         self.registration.lost = lambda: self._drop_moved(None)
         await self.registration.join({"address": self.settings.address(self.port), "instance": self.instance})
+
+    def _new_door(self) -> Door:
+        pool, device = self.shard.pool, self._on_device
+        fds = [pool.arena.memory.fd, pool.index.memory.fd, self._pidfd, *(device.exported.fds if device else [])]
+        where, layout = self._socket("door"), self.settings.layout
+        return Door(where, layout, self.clients, fds, self._welcome, self._left, self.refusals, device)
+
+    @property
+    def _on_device(self) -> DeviceArena | None:
+        """The pool, where it lies on a device."""
+        from kvstore.transport.device.arena import DeviceArena
+
+        arena = self.shard.pool.arena
+        return arena if isinstance(arena, DeviceArena) else None
 
     def _members_changed(self, view: View) -> None:
         self._drop_moved(view.homes)
@@ -235,10 +242,16 @@ class ShardServer:
             "door": str(self._socket("door")),
             "calls": str(self._socket("calls")),
             "nixl": self._nixl is not None,
+            "pool_on": self.settings.device or "host",
             "cluster": self.settings.cluster,
             "epoch": self._epoch,
             "metrics": self.metrics_url,
         }
+
+    def _welcome(self) -> dict[str, Any]:
+        """The facts, for who came through the door: how memory of a device is opened is for nobody else."""
+        device = self._on_device
+        return self.facts() if device is None else {**self.facts(), "device": device.exported.words}
 
     def _listen(self, server: grpc.aio.Server) -> None:
         """Take the port: for gRPC itself, or for the front that ends TLS before it. Raises `OSError`."""

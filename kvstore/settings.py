@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.errors import BadRequest
+from kvstore.header import HEADER_BYTES
 from kvstore.layout import Layout
 from kvstore.messages import Durability
 from kvstore.placement import KINDS
 from kvstore.security import Access, is_loopback
 from kvstore.security.access import NEEDED
+from kvstore.transport.device.memory import require_name
 
 _LONGEST_SOCKET = 107
 """`sockaddr_un.sun_path` less its final zero (unix(7))."""
@@ -46,6 +48,8 @@ class Settings:
     """What one host read of the naive bitmap costs (a device's queue running dry)."""
     nixl: bool = False
     """Offer the `nixl` transport, too."""
+    device: str = ""
+    """Where the pool lies: `cuda:N`, or `shm` (for tests); "": in host memory."""
 
     access: Access = field(default_factory=Access)
     metrics_host: str | None = None
@@ -73,6 +77,15 @@ class Settings:
             raise BadRequest(f"no placement {self.placement!r}; there are {', '.join(KINDS)}")
         if self.durability and self.log_dir is None:
             raise BadRequest("durability needs a log directory (--log-dir DIR)")
+        if self.device:
+            require_name(self.device)
+            if self.nixl:
+                raise BadRequest("--nixl reads pools in host memory: without --device, please")
+
+    @property
+    def host_bytes(self) -> int:
+        """What the pool takes of host memory."""
+        return self.blocks * (HEADER_BYTES if self.device else self.layout.slot_bytes)
 
     def _require_access(self) -> None:
         if self.access.tls and self.access.cert is None:

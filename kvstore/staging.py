@@ -8,6 +8,7 @@ dead. Whoever waits for room is served in turn.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 
 import numpy as np
@@ -26,10 +27,10 @@ Slots = npt.NDArray[np.int64]
 class Staged:
     """A run of the staging arena: fill `data` `[n, block_bytes]`, then put it. `loose`: not put, nor given back."""
 
-    __slots__ = ("_arena", "loose", "slots")
+    __slots__ = ("_home", "loose", "slots")
 
-    def __init__(self, arena: Arena, slots: Slots) -> None:
-        self._arena = arena
+    def __init__(self, home: Room, slots: Slots) -> None:
+        self._home = home
         self.slots = slots
         self.loose = True
 
@@ -38,21 +39,28 @@ class Staged:
 
     @property
     def data(self) -> Bytes:
-        first = int(self.slots[0])
-        return self._arena.data[first : first + len(self.slots)]
+        return self._home.data_of(self.slots)
 
 
-class Staging:
-    """`blocks` slots for blocks of `layout`. For one event loop."""
+class Room(ABC):
+    """`blocks` slots, numbered from `first` on, and who has which. For one event loop."""
 
-    def __init__(self, layout: Layout, blocks: int, *, name: str = "kv-staging") -> None:
-        self.arena = Arena.create(name, blocks, layout.slot_bytes, layout.block_bytes, pool=False)
+    def __init__(self, blocks: int, first: int = 0) -> None:
         self._room = Bitmap(blocks)
+        self._first = first
         self._waiting: deque[tuple[int, asyncio.Future[Staged]]] = deque()
         self._quarantined: dict[int, tuple[int, Staged]] = {}
 
     def __len__(self) -> int:
-        return len(self.arena)
+        return self._room.count
+
+    @abstractmethod
+    def data_of(self, slots: Slots) -> Bytes:
+        """The data of a run, `[n, block_bytes]`, in host memory."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the memory go."""
 
     @property
     def free(self) -> int:
@@ -65,8 +73,8 @@ class Staging:
 
     async def take(self, n: int, deadline: Deadline) -> Staged:
         """A run of `n`; raises `BadRequest` for more than there are, `DeadlineExceeded` when none comes free."""
-        if not 1 <= n <= len(self.arena):
-            raise BadRequest(f"a staging run of {n} blocks: the staging arena has {len(self.arena)}")
+        if not 1 <= n <= len(self):
+            raise BadRequest(f"a staging run of {n} blocks: the staging arena has {len(self)}")
         run = None if self._waiting else self._run(n)
         if run is not None:
             return run
@@ -87,13 +95,13 @@ class Staging:
 
     def give(self, run: Staged) -> None:
         """The run is free: no shard reads it any more."""
-        self._room.release(run.slots)
+        self._room.release(run.slots - self._first)
         self._serve()
 
     def claim(self, run: Staged) -> Staged:
         """From now on the run is not its caller's any more. Raises `BadRequest` for one that was put or given back:
         by now it may be another's."""
-        if run._arena is not self.arena or not run.loose:
+        if run._home is not self or not run.loose:
             raise BadRequest("this staged run is not to be had: it was put or given back, or is another client's")
         run.loose = False
         return run
@@ -113,12 +121,12 @@ class Staging:
             if held is not None:
                 self.give(held[1])
 
-    def close(self) -> None:
-        self.arena.close()
-
     def _run(self, n: int) -> Staged | None:
         slots = self._room.allocate(n, one_run=True)
-        return None if slots is None else Staged(self.arena, slots)
+        return None if slots is None else self._staged(slots + self._first)
+
+    def _staged(self, slots: Slots) -> Staged:
+        return Staged(self, slots)
 
     def _serve(self) -> None:
         while self._waiting:
@@ -137,3 +145,18 @@ class Staging:
             return
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not waiter)
         self._serve()
+
+
+class Staging(Room):
+    """`blocks` slots for blocks of `layout`, in an arena that shards map."""
+
+    def __init__(self, layout: Layout, blocks: int, *, name: str = "kv-staging") -> None:
+        super().__init__(blocks)
+        self.arena = Arena.create(name, blocks, layout.slot_bytes, layout.block_bytes, pool=False)
+
+    def data_of(self, slots: Slots) -> Bytes:
+        first = int(slots[0])
+        return self.arena.data[first : first + len(slots)]
+
+    def close(self) -> None:
+        self.arena.close()

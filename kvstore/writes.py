@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from kvstore.errors import DeadlineExceeded, EpochStale, ShardUnavailable, Store
 from kvstore.header import Bytes, Words, sums
 from kvstore.link import Link
 from kvstore.messages import Append, Published, Put
-from kvstore.staging import Staged, Staging
+from kvstore.staging import Room, Staged
 
 CANCEL_MS = 10_000
 _CANCEL_EVERY_S = 0.2
@@ -28,9 +28,10 @@ class Writes:
     """Puts and appends of one client. After a deadline, a lost connection or a cancelled task the run stays in
     quarantine until the shard has acknowledged a cancel, or is dead."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Room, tickets: Iterator[int] | None = None) -> None:
+        """`tickets`: those of another `Writes` of the same client, since shards tell its puts apart by them."""
         self.staging = staging
-        self._tickets = itertools.count(1)
+        self.tickets = itertools.count(1) if tickets is None else tickets
         self._cancels: dict[int, asyncio.Task[None]] = {}
 
     async def send(self, link: Link, blocks: Bytes | Staged, fill: Fill, deadline: Deadline, trace: str) -> Published:
@@ -50,7 +51,7 @@ class Writes:
         self, link: Link, run: Staged, message: Put | Append, deadline: Deadline, trace: str, *, back: bool
     ) -> Published:
         """`back`: a run that another shard should pull goes back to the caller."""
-        ticket = next(self._tickets)
+        ticket = next(self.tickets)
         client = 0
         try:
             client = int((await link.ensure(deadline)).facts["client"])

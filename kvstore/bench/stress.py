@@ -85,8 +85,8 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         shape = layout()
-        arena = Arena.create("kv-stress", _POOL_SLOTS, shape.slot_bytes, shape.block_bytes, pool=True)
-        self.pool = Pool(arena, Index.create(_POOL_SLOTS), seed=seed)
+        self.arena = Arena.create("kv-stress", _POOL_SLOTS, shape.slot_bytes, shape.block_bytes, pool=True)
+        self.pool = Pool(self.arena, Index.create(_POOL_SLOTS), seed=seed)
         self.writes = 0
         self.flips = 0
         self.evicted = 0
@@ -124,7 +124,7 @@ class Writer:
         old = pool.find(keys)
         new = pool.reserve(n, now_ms=now_ms())
         words = truth(keys, new, pool.generations(new) + np.uint64(1))
-        data = pool.arena.data
+        data = self.arena.data
         for slot, word in zip(new.tolist(), words.tolist(), strict=True):
             block = data[slot].view(np.uint64)
             half = len(block) // 2
@@ -149,7 +149,7 @@ class Writer:
         slots = self.pool.find(self._hot)
         slots = slots[slots >= 0]
         if len(slots):
-            block = self.pool.arena.data[int(self._random.choice(slots))]
+            block = self.arena.data[int(self._random.choice(slots))]
             block[self._random.integers(0, len(block))] ^= np.uint8(1 << int(self._random.integers(0, 8)))
             self.flips += 1
 

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from kvstore.settings import Settings
     from kvstore.shard import Shard
 
-MAPPED = Transport("mapped", "memfd")
-"""Blocks are read from the shard's arena, mapped into the reader."""
+
+def _mapped(device: str) -> Transport:
+    """Blocks are read from the shard's arena, mapped into the reader: host memory, or a device's by its handle."""
+    return Transport("mapped", "cuda_ipc" if device.startswith("cuda") else "memfd", device)
 
 
 class ShardSource:
@@ -61,7 +63,7 @@ class ShardSource:
     @property
     def identity(self) -> Identity:
         ways = self._ways()
-        return replace(self._identity, transports=(MAPPED, *ways)) if ways else self._identity
+        return replace(self._identity, transports=(*self._identity.transports, *ways)) if ways else self._identity
 
     @property
     def meters(self) -> Meters:
@@ -111,7 +113,7 @@ def identity_of(settings: Settings) -> Identity:
         placement=settings.placement,
         durability=settings.durability.name.lower().replace("_", "+"),
         layout=layout.fingerprint,
-        transports=(MAPPED,),
+        transports=(_mapped(settings.device),),
     )
 
 

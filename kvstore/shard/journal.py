@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arena import Arena
+from kvstore.arena import PoolArena
 from kvstore.errors import BadRequest, LogFailed, LogFull
 from kvstore.keys import Keys
 from kvstore.layout import Layout
@@ -44,7 +44,7 @@ class Journal:
     perhaps an older version, so that whoever takes the key away must log that.
     """
 
-    def __init__(self, log: ShardLog | None, strongest: Durability, layout: Layout, arena: Arena) -> None:
+    def __init__(self, log: ShardLog | None, strongest: Durability, layout: Layout, arena: PoolArena) -> None:
         self.log = log
         self.strongest = strongest if log is not None else Durability.NONE
         self.shape = shape_of(layout)
@@ -115,20 +115,16 @@ class Journal:
         self, keys: Keys, slots: Slots, *, clock: Words, valid: Slots, chains: Digests, sums: Words, session: int = 0
     ) -> Batch:
         """Whole blocks, as they lie in the pool."""
-        data = self._arena.data
-        payloads = [data[slot] for slot in slots.tolist()]
+        payloads = self._arena.payloads(slots)
         return puts(keys, payloads, clock=clock, valid=valid, chain=chains, session=session, sums=sums)
 
     def appends(
         self, keys: Keys, slots: Slots, first: Slots, *, clock: int, valid: int, chain: bytes, session: int
     ) -> Batch:
         """Only the tokens from `first [n]` on of blocks that lie in the pool."""
-        data = self._arena.data
-        payloads = [
-            self.shape.gather(data[slot], start, valid)
-            for slot, start in zip(slots.tolist(), first.tolist(), strict=True)
-        ]
-        block_sums = np.array([self.shape.sum_of(data[slot], valid) for slot in slots.tolist()], np.uint64)
+        blocks = self._arena.payloads(slots)
+        payloads = [self.shape.gather(block, start, valid) for block, start in zip(blocks, first.tolist(), strict=True)]
+        block_sums = np.array([self.shape.sum_of(block, valid) for block in blocks], np.uint64)
         return appends(
             keys,
             payloads,

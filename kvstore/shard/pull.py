@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvstore.arena import Arena
+from kvstore.arena import Arena, PoolArena
 from kvstore.errors import BadRequest, ChecksumMismatch, StagingRejected
+from kvstore.runs import pieces as pieces
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -25,16 +26,6 @@ class Afar(Protocol):
         ...
 
 
-def pieces(source: Slots, target: Slots) -> list[tuple[int, int, int]]:
-    """`(source start, target start, length)` of the longest pieces that are consecutive on both sides."""
-    if not len(source):
-        return []
-    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
-    firsts = np.concatenate([[0], breaks])
-    lengths = np.diff(np.concatenate([firsts, [len(source)]]))
-    return list(zip(source[firsts].tolist(), target[firsts].tolist(), lengths.tolist(), strict=True))
-
-
 def require_staging(staging: Arena | None, rows: Slots, block_bytes: int) -> Arena:
     """The caller's arena, if `rows` lie in it and its blocks are ours; raises `StagingRejected`."""
     if staging is None:
@@ -46,16 +37,23 @@ def require_staging(staging: Arena | None, rows: Slots, block_bytes: int) -> Are
     return staging
 
 
-def pull(staging: Arena, source: Slots, pool: Arena, target: Slots) -> None:
-    """Copy the data (not the headers) of slots `source` of `staging` to slots `target` of `pool`."""
+def pull(staging: Arena, source: Slots, pool: PoolArena, target: Slots) -> Words:
+    """Copy the data (not the headers) of slots `source` of `staging` to slots `target` of `pool`; xxh3-64 of each block
+    as it arrived. Raises `DeviceFailed`."""
+    if not isinstance(pool, Arena):
+        from kvstore.transport.device.arena import DeviceArena
+
+        assert isinstance(pool, DeviceArena)
+        return pool.pull(staging, source, target)
     for start, into, length in pieces(source, target):
         pool.data[into : into + length] = staging.data[start : start + length]
+    return sums_of(pool, target)
 
 
-def sums_of(arena: Arena, slots: Slots) -> Words:
+def sums_of(arena: PoolArena, slots: Slots) -> Words:
     """xxh3-64 of the data in each of `slots`, as it lies there now."""
-    digest, data = xxhash.xxh3_64_intdigest, arena.data
-    return np.fromiter((digest(data[slot]) for slot in slots.tolist()), np.uint64, len(slots))
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter((digest(block) for block in arena.payloads(slots)), np.uint64, len(slots))
 
 
 def require_sums(found: Words, stated: Words) -> None:

@@ -23,7 +23,6 @@ from kvstore.shard.pull import (
     require_rows,
     require_staging,
     require_sums,
-    sums_of,
 )
 from kvstore.shard.relog import existing_batch, give_way, take_back, until_logged
 
@@ -98,8 +97,7 @@ class Puts:
     def _pull(self, flight: _Flight, staging: Arena) -> None:
         began = perf_counter()
         arena = self._core.pool.arena
-        pull(staging, flight.request.staging[flight.rows], arena, flight.slots)
-        flight.sums = sums_of(arena, flight.slots)
+        flight.sums = pull(staging, flight.request.staging[flight.rows], arena, flight.slots)
         require_sums(flight.sums, flight.request.data_sums[flight.rows])
         self._stage("pull", began, flight.call)
 

@@ -71,10 +71,7 @@ def _pass_over(core: Core, batch: list[LiveEntry]) -> None:
 
 
 def _fill(core: Core, slots: Slots, batch: list[LiveEntry]) -> None:
-    data = core.pool.arena.data
-    for slot, entry in zip(slots.tolist(), batch, strict=True):
-        payload = np.frombuffer(entry.payload, np.uint8)
-        data[slot, : len(payload)] = payload
+    core.pool.arena.fill(slots, [np.frombuffer(entry.payload, np.uint8) for entry in batch])
 
 
 def _publish(core: Core, slots: Slots, batch: list[LiveEntry], now_ms: int) -> None:

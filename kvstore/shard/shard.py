@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.arena import Arena
+from kvstore.arena import Arena, PoolArena
 from kvstore.bitmap import SlotBitmap
 from kvstore.clock import MAX_CLOCK, LamportClock
 from kvstore.errors import BadRequest, DeadlineExceeded, LogCorrupt, StoreError
@@ -128,13 +128,28 @@ class Shard:
 
     @classmethod
     def create(
-        cls, layout: Layout, blocks: int, *, bitmap: SlotBitmap | None = None, sealed: bool = True, **options: Any
+        cls,
+        layout: Layout,
+        blocks: int,
+        *,
+        bitmap: SlotBitmap | None = None,
+        sealed: bool = True,
+        device: str = "",
+        **options: Any,
     ) -> Shard:
         """A shard with a new pool of `blocks` slots, kept in `bitmap` (all free); `options` as for `Shard`.
 
-        `sealed` False: other processes of this user could map the pool writable, as an HCA's driver needs it.
+        `sealed` False: other processes of this user could map the pool writable, as an HCA's driver needs it. `device`:
+        where the data lies, "" for host memory; raises `BadRequest` where there is none such, or not so much memory.
         """
-        arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=sealed)
+        arena: PoolArena
+        if device:
+            from kvstore.transport.device.arena import DeviceArena
+            from kvstore.transport.device.memory import device_named
+
+            arena = DeviceArena.create(device_named(device), blocks, layout.slot_bytes, layout.block_bytes)
+        else:
+            arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=sealed)
         pool = Pool(arena, Index.create(blocks), bitmap=bitmap, window_blocks=layout.window_blocks)
         return cls(layout, pool, **options)
 

@@ -22,7 +22,7 @@ from kvstore.session import Session, Tail
 from kvstore.shard.claims import Claim, names
 from kvstore.shard.core import Call, Core
 from kvstore.shard.leases import Slots, Words
-from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums, sums_of
+from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums
 from kvstore.shard.puts import published
 from kvstore.shard.relog import existing_batch, give_way, take_back, until_logged
 
@@ -98,8 +98,7 @@ class Tails:
         try:
             if len(rows):
                 flight.slots = core.reserve(len(rows), one_run=False, now_ms=now_ms)
-            pull(arena, request.staging[rows], core.pool.arena, flight.slots)
-            flight.sums = sums_of(core.pool.arena, flight.slots)
+            flight.sums = pull(arena, request.staging[rows], core.pool.arena, flight.slots)
             require_sums(flight.sums, request.data_sums[rows])
             if request.durability:
                 existing = pinned[~core.journal.logged[pinned]]
@@ -221,11 +220,12 @@ class Tails:
     def _continues(self, flight: _Flight) -> Flags:
         """Rows of which the log needs only the new tokens: it holds those before, and they are the same bytes."""
         core, valid = self._core, flight.request.valid
-        data, gather = core.pool.arena.data, core.journal.shape.gather
+        gather = core.journal.shape.gather
         found = np.zeros(len(flight.slots), np.bool_)
         for row, (tail, slot) in enumerate(zip(flight.before, flight.slots.tolist(), strict=True)):
             if tail is not None and tail.valid < valid and core.journal.logged[tail.slot]:
-                found[row] = np.array_equal(gather(data[tail.slot], 0, tail.valid), gather(data[slot], 0, tail.valid))
+                before, after = core.pool.arena.payloads(np.array([tail.slot, slot], np.int64))
+                found[row] = np.array_equal(gather(before, 0, tail.valid), gather(after, 0, tail.valid))
         return found
 
     async def finish(self, flight: _Flight) -> Published:

@@ -14,6 +14,7 @@ from kvstore.transport import Peer
 from kvstore.transport.mapped import MappedTransport
 
 if TYPE_CHECKING:
+    from kvstore.transport.device.side import DeviceSide
     from kvstore.transport.nixl.client import NixlTransport
     from kvstore.transport.nixl.lanes import Lane
 
@@ -21,9 +22,9 @@ KINDS = ("auto", "mapped", "nixl")
 
 
 class Choice:
-    """A transport made of both. `kind`: one of `KINDS`; raises `BadRequest` for another."""
+    """A transport made of both. `kind`: one of `KINDS`, `own`: our device; raises `BadRequest` for another kind."""
 
-    def __init__(self, kind: str, layout: Layout) -> None:
+    def __init__(self, kind: str, layout: Layout, own: DeviceSide | None = None) -> None:
         if kind not in KINDS:
             raise BadRequest(f"no transport {kind!r}; there are {', '.join(KINDS)}")
         self.name = kind
@@ -31,6 +32,9 @@ class Choice:
         self._staging: Arena | None = None
         self._mapped = MappedTransport()
         self._nixl: NixlTransport | None = None
+        self._own = own
+        if own is not None:
+            self._mapped.lend(own)
 
     def register(self, arena: Arena) -> None:
         self._staging = arena
@@ -60,7 +64,9 @@ class Choice:
         return [] if self._nixl is None else self._nixl.lanes()
 
     async def leave(self) -> None:
-        """To be awaited before `close`."""
+        """To be awaited before `close`, once all peers are closed."""
+        if self._own is not None:
+            await self._own.leave()
         if self._nixl is not None:
             await self._nixl.leave()
 

@@ -7,11 +7,8 @@ must not be `raise`: that buffers the whole answer first).
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 import socket
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +20,10 @@ from kvstore.errors import BadRequest, LayoutMismatch, ShardUnavailable, StoreEr
 from kvstore.header import Bytes
 from kvstore.index import Index
 from kvstore.layout import Layout
+from kvstore.transport.near import NearPeer
+
+if TYPE_CHECKING:
+    from kvstore.transport.device.side import DeviceSide
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -31,26 +32,16 @@ _TAKE_BELOW = 2.0
 """Mean slots a run below which one `take` beats a slice copy a run (measured for 16 KiB blocks)."""
 
 
-class MappedPeer:
+class MappedPeer(NearPeer):
     """A shard's pool and index, mapped read-only, and its pidfd."""
 
     def __init__(
         self, facts: dict[str, Any], arena: Arena, index: Index, pidfd: int, connection: socket.socket
     ) -> None:
-        self.facts = facts
-        self.when_dead: Callable[[], None] | None = None
+        super().__init__(facts, index, pidfd, connection)
         self.arena = arena
-        self.index: Index | None = index
         self._slots = arena.slots
         self._generations = arena.headers["generation"]
-        self._pidfd = pidfd
-        self._connection = connection
-        # epoll, since several threads may ask one at once.
-        self._watch = select.epoll()
-        self._watch.register(pidfd, select.EPOLLIN)
-        self._both = select.epoll()
-        self._both.register(pidfd, select.EPOLLIN)
-        self._both.register(connection.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
 
     def read(self, slots: Ints, rows: Ints | None, out: Bytes) -> int:
         """See `Peer.read`; a slot outside the pool is a `BadRequest`."""
@@ -93,24 +84,9 @@ class MappedPeer:
         found: Words = self._generations[slots]
         return found
 
-    def alive(self) -> bool:
-        return self._pidfd >= 0 and _silent(self._watch)
-
-    def connected(self) -> bool:
-        """One system call; the door says nothing after its welcome, so anything to read there is its end."""
-        return self._pidfd >= 0 and _silent(self._both)
-
-    def close(self) -> None:
-        """Say goodbye; the maps go when nobody looks at them any more."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-            self._watch.close()
-            self._both.close()
-            self._connection.close()
-            self.arena.close()
-            if self.index is not None:
-                self.index.memory.close()
+    def _let_go(self, connection: socket.socket) -> None:
+        super()._let_go(connection)
+        self.arena.close()
 
 
 class MappedTransport:
@@ -120,24 +96,31 @@ class MappedTransport:
 
     def __init__(self) -> None:
         self._staging: Arena | None = None
+        self._own: DeviceSide | None = None
 
     def register(self, arena: Arena) -> None:
         self._staging = arena
 
+    def lend(self, own: DeviceSide) -> None:
+        """Our device, and memory on it that shards may read, for those whose pool lies on a device."""
+        self._own = own
+
     async def connect(
         self, described: dict[str, Any], layout: dict[str, Any], name: str, deadline: Deadline
-    ) -> MappedPeer:
+    ) -> NearPeer:
         if self._staging is None:
             raise BadRequest("register a staging arena before connecting")
         path = str(described.get("door", ""))
-        hello = {"protocol": door.PROTOCOL, "layout": layout, "name": name}
+        lent = None if self._own is None else self._own.lent
+        fds = [self._staging.memory.fd, *([] if lent is None else lent.fds)]
+        hello = {"protocol": door.PROTOCOL, "layout": layout, "name": name, "lends": {} if lent is None else lent.words}
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             async with asyncio.timeout(deadline.left_s):
                 await _knock(connection, path)
-                await door.send(connection, hello, [self._staging.memory.fd])
-                said, fds = await door.receive(connection)
-            return _enter(said, fds, connection)
+                await door.send(connection, hello, fds)
+                said, handed = await door.receive(connection)
+            return _enter(said, handed, connection, self._own)
         except TimeoutError:
             connection.close()
             raise ShardUnavailable(f"the shard's door {path} did not answer within its deadline") from None
@@ -153,13 +136,6 @@ class MappedTransport:
         self._staging = None
 
 
-def _silent(watch: select.epoll) -> bool:
-    try:
-        return not watch.poll(0)
-    except ValueError:  # closed by the client's loop while another thread was about to ask
-        return False
-
-
 async def _knock(connection: socket.socket, path: str) -> None:
     while True:
         try:
@@ -169,11 +145,15 @@ async def _knock(connection: socket.socket, path: str) -> None:
             await asyncio.sleep(0.005)
 
 
-def _enter(said: dict[str, Any], fds: list[int], connection: socket.socket) -> MappedPeer:
+def _enter(said: dict[str, Any], fds: list[int], connection: socket.socket, own: DeviceSide | None) -> NearPeer:
     """Map what the shard handed out. Takes over the descriptors."""
     try:
         if "error" in said:
             raise _refused(said)
+        if "device" in said:
+            from kvstore.transport.device.enter import enter
+
+            return enter(said, fds, connection, own)
         if len(fds) != 3:
             raise BadRequest(f"the shard handed out {len(fds)} descriptors instead of three")
         layout = Layout(**said["layout"])

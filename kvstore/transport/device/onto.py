@@ -1,0 +1,91 @@
+"""Reads that end on a device: what a get asks of its shards, with the data going there instead of into host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from kvstore.errors import ShardUnavailable
+from kvstore.header import HEADER_BYTES, Bytes
+from kvstore.layout import Layout
+from kvstore.shards import Numbered, Shards
+from kvstore.tally import Tally
+from kvstore.transport import Ints, Peer, Words
+from kvstore.transport.device.moves import host_moves
+from kvstore.transport.device.peer import DevicePeer
+from kvstore.transport.device.rows import DeviceRows
+
+if TYPE_CHECKING:
+    from kvstore.client_base import ClientBase
+    from kvstore.keys import Keys
+
+
+class Onto:
+    """Of one get: row `i` ends in block `places[i]` of `rows`. `heads` `[n, …]`: the slots as far as they are in host
+    memory, headers always, the data where it is summed or has to pass through."""
+
+    def __init__(self, client: ClientBase, rows: DeviceRows, places: Ints, layout: Layout, *, verify: bool) -> None:
+        self.target = rows
+        self.places = places
+        self.verify = verify
+        self.block_bytes = layout.block_bytes
+        self._client = client
+        self._peers: dict[int, _OntoPeer] = {}
+        near = all(isinstance(link.peer, DevicePeer) for link in client.shards.links)
+        width = HEADER_BYTES if near and not verify else layout.slot_bytes
+        self.heads: Bytes = np.empty((len(places), width), np.uint8)
+        self.shards = cast(Shards, self)
+
+    def refresh(self) -> None:
+        """Before an attempt: shards may have come back, or changed."""
+        self._peers.clear()
+
+    # --- what `Fetch` asks of shards ---------------------------------------------------------------------------------
+
+    @property
+    def tallies(self) -> Numbered[Tally]:
+        return self._client.shards.tallies
+
+    def rows(self, home: Ints) -> list[tuple[int, Ints | None]]:
+        return self._client.shards.rows(home)
+
+    def find(self, number: int, keys: Keys) -> tuple[Ints, Words]:
+        return self._client.shards.find(number, keys)
+
+    def peer(self, number: int) -> Peer:
+        if number not in self._peers:
+            self._peers[number] = _OntoPeer(self._client.shards.peer(number), self)
+        return cast(Peer, self._peers[number])
+
+
+class _OntoPeer:
+    """A peer whose reads end on the device."""
+
+    def __init__(self, peer: Peer, onto: Onto) -> None:
+        if peer.index is None:
+            raise ShardUnavailable(f"shard {peer.facts.get('shard')} is reached over the network: get, then upload")
+        self._peer = peer
+        self._onto = onto
+        self.facts = peer.facts
+        self.index = peer.index
+
+    def generations(self, slots: Ints) -> Words:
+        return self._peer.generations(slots)
+
+    def read(self, slots: Ints, rows: Ints | None, out: Bytes) -> int:
+        onto = self._onto
+        if not len(slots):
+            return 0
+        at = np.arange(len(slots), dtype=np.int64) if rows is None else rows
+        places = onto.places[at]
+        address, size = onto.target.address, onto.block_bytes
+        if isinstance(self._peer, DevicePeer):
+            descriptors = self._peer.read_onto(slots, at, out, address, places)
+            if onto.verify:
+                moves = host_moves(address, places, out[:, HEADER_BYTES:], size, rows=at, off=True)
+                onto.target.device.move(moves)
+            return descriptors
+        descriptors = self._peer.read(slots, rows, out)
+        onto.target.device.move(host_moves(address, places, out[:, HEADER_BYTES:], size, rows=at))
+        return descriptors
