@@ -8,9 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # linearizable.py takes a quarter of an hour and more: by itself.
-BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py benchmarks/peers.py benchmarks/mooncake_client.py,$(wildcard benchmarks/*.py))
+BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py benchmarks/peers.py benchmarks/mooncake_client.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help demo test lint format types unit bench test-vllm test-lmcache bench-peers test-roce clean
+.PHONY: help demo test lint format types unit bench gpu-wheels test-vllm test-lmcache bench-peers test-roce clean
 
 help:
 	@echo "make demo       set up, start a store under a real trace, and kvtop on it (without a terminal: print the diagnosis)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-roce  a store between two QEMU guests over RoCE verbs (root, about 1.5 GB of disk, a quarter of an hour)"
 	@echo "make test-lmcache  LMCache's check of L2 adapters on ours, in its own environment (.lmcache-lab: about 1 GB)"
 	@echo "make bench-peers  LMCache and Mooncake beside ours, each where its environment is named"
+	@echo "make gpu-wheels  wheels for benchmarks/gpu_check.py on a GPU without a network (GPU_WHEELS=nixl-cu13: NIXL, too)"
 	@echo "make clean      remove .venv, kv and caches"
 
 demo: $(VENV)/.store
@@ -54,6 +55,10 @@ test-lmcache: $(VENV)/.dev
 
 bench-peers: $(VENV)/.dev
 	$(BIN)/python benchmarks/peers.py
+
+# benchmarks/gpu_check.py finds them there: what the machine with the GPU lacks is unpacked, nothing is installed.
+gpu-wheels: $(BIN)/python
+	@sh scripts/gpu_wheels.sh $(BIN)/python wheels $(GPU_WHEELS)
 
 clean:
 	rm -rf $(VENV) kv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

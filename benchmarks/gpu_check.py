@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if out:
             out.mkdir(parents=True, exist_ok=True)
         left = given.limit - (time.monotonic() - began)
-        orders = Orders(given.cpu, seed, given.wrong, out, left)
+        orders = Orders(given.cpu, seed, given.wrong, out, left, (unpacked,) if taken else ())
         found = Runner(orders, lambda row: print(line(row), flush=True)).run(sections)
     if found.refused:
         print(f"gpu_check.py: {found.refused}", file=sys.stderr)

@@ -50,6 +50,11 @@ class Check:
         state = MEASURED if self.cpu else MET if value >= least else MISSED
         self.say(Row(self.section, name, state, value, unit, f">= {least:g}", note))
 
+    def within(self, name: str, value: float, unit: str, limits: tuple[float, float], note: str = "") -> None:
+        """A figure that should lie between two."""
+        state = MET if limits[0] <= value <= limits[1] else MISSED
+        self.say(Row(self.section, name, state, value, unit, f"{limits[0]:g} … {limits[1]:g}", note))
+
     def skipped(self, name: str, why: str) -> None:
         self.say(Row(self.section, name, SKIPPED, note=why))
 

@@ -38,13 +38,13 @@ def promises(
     from kvstore.kernels.bitmap.state import FAULTS, FREE
 
     counted, given, freed = tallies
-    free = torch.rand(slots) < share
+    free = draw.flags(share, slots).cpu()
     words, state = new_bitmap(slots, draw.device)
     words = pack(torch.nn.functional.pad(free, (0, 32 * len(words) - slots))).to(draw.device)
     state[FREE] = int(free.sum())
     counted.case(int(ops["bitmap_count"](words)) == int(free.sum()), what)
     for turn in range(2):
-        asked = draw.numbers(24, 0, max(2, int(slots * share) // 16))
+        asked = draw.numbers(24, 0, min(4096, max(2, int(slots * share) // 16)))
         counts = torch.tensor(asked, dtype=torch.int32, device=draw.device)
         out = torch.full((len(asked), max(1, *asked)), 77, dtype=torch.int32, device=draw.device)
         had = int(state[FREE])

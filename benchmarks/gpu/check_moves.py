@@ -62,7 +62,7 @@ def moves(dtype: torch.dtype, draw: Draw, cpu: bool) -> Iterator[Move]:
 def right(op: Op, move: Move, draw: Draw, to_pool: bool) -> bool:
     """Whether both sides are bit for bit what indexing makes of them; what the call must leave alone was poisoned."""
     pool = draw.bytes(move.planes, move.blocks, *move.shape, dtype=move.dtype)
-    staging = strided(draw.bytes(move.planes, move.listed, *move.shape, dtype=move.dtype), move.gap)
+    whole, staging = strided(draw.bytes(move.planes, move.listed, *move.shape, dtype=move.dtype), move.gap)
     blocks = draw.some(move.listed, max(move.listed, move.blocks + 2)) - 1  # -1 and one beyond the pool among them
     expected_pool, expected_staging = pool.clone(), staging.clone()
     for place, block in enumerate(blocks.tolist()):
@@ -72,17 +72,17 @@ def right(op: Op, move: Move, draw: Draw, to_pool: bool) -> bool:
             else:
                 expected_staging[:, place] = pool[:, block]
     op(pool, blocks.int(), staging)
-    return same(pool, expected_pool) and same(staging, expected_staging)
+    headers = whole[:, :, : move.gap] == POISON
+    return same(pool, expected_pool) and same(staging, expected_staging) and bool(headers.all())
 
 
-def strided(tensor: Tensor, gap: int) -> Tensor:
-    """The same numbers with `gap` bytes of something else before each block, as in an arena with headers."""
-    if not gap:
-        return tensor
-    size = tensor[0, 0].numel() * tensor.element_size() if tensor.numel() else 0
-    size += -size % tensor.element_size()
+def strided(tensor: Tensor, gap: int) -> tuple[Tensor, Tensor]:
+    """Bytes with `gap` of them poisoned before each block, as headers in an arena; and the blocks in between."""
     planes, listed = tensor.shape[:2]
-    base = torch.full((planes, listed, gap + size), POISON, dtype=torch.uint8, device=tensor.device)
-    base[:, :, gap:] = tensor.reshape(planes, listed, -1).view(torch.uint8)
-    inner: Tensor = base.view(tensor.dtype)[:, :, gap // tensor.element_size() :]
-    return inner.unflatten(2, tensor.shape[2:])
+    size = tensor[0, 0].numel() * tensor.element_size() if tensor.numel() else 0
+    whole = torch.full((planes, listed, gap + size), POISON, dtype=torch.uint8, device=tensor.device)
+    if not size:
+        return whole, tensor
+    whole[:, :, gap:] = tensor.reshape(planes, listed, -1).view(torch.uint8)
+    blocks: Tensor = whole.view(tensor.dtype)[:, :, gap // tensor.element_size() :]
+    return whole, blocks.unflatten(2, tensor.shape[2:])

@@ -59,8 +59,8 @@ def mapped(op: Op, shape: Shape, draw: Draw) -> bool:
     """Decode and prefill in one step: no token, one, some, all of a sequence's; cells without a block or beyond."""
     blocks = shape.rows * shape.columns
     table = filled(shape, draw)
-    table[torch.rand(table.shape, device=table.device) < 0.1] = -1
-    table[torch.rand(table.shape, device=table.device) < 0.1] = blocks
+    table[draw.flags(0.1, *shape[:2])] = -1
+    table[draw.flags(0.1, *shape[:2])] = blocks
     held = shape.columns * shape.block_tokens
     counts = [min(held, draw.number(0, 3) * draw.number(0, held // 2)) for _ in range(shape.rows)]
     firsts = [draw.number(0, held + 2 - count) for count in counts]

@@ -86,11 +86,12 @@ def scene(
     kv_dtype: torch.dtype | None = None,
     peaked: float = 1.0,
     spare: int = 3,
+    one_scale: bool = False,
 ) -> Scene:
     """Sequences of these lengths. `peaked` widens the scores, so that few tokens weigh and a wrong one is seen.
 
     Blocks that nobody holds, and what lies behind a sequence's last token, are NaN; table entries behind it are no
-    blocks at all. 8-bit KV gets a scale a head.
+    blocks at all. 8-bit KV gets a scale a head, or one for all.
     """
     kept = kv_dtype or dtype
     columns = max(1, -(-max(lengths) // block_tokens))
@@ -110,7 +111,7 @@ def scene(
         if length % block_tokens:
             raw[int(order[first - 1]), :, :, length % block_tokens :] = nan
     query = draw.normal(len(lengths), q_len, heads.query, heads.dim, dtype=dtype) * peaked
-    scales = [draw.normal(heads.kv).abs() + 0.25 for _ in range(2)] if kept in FP8 else [None, None]
+    scales = [draw.normal(1 if one_scale else heads.kv).abs() + 0.25 for _ in range(2)] if kept in FP8 else [None, None]
     count = torch.tensor(list(lengths), dtype=torch.int32, device=draw.device)
     return Scene(query, pool, tables, count, list(lengths), *scales)
 

@@ -46,13 +46,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What is asked of all sections alike; see `gpu.check.Check`."""
+    """What is asked of all sections alike (see `gpu.check.Check`). `paths`: where wheels were unpacked."""
 
     cpu: bool
     seed: int
     wrong: str = ""
     out: Path | None = None
     limit_s: float = LIMIT_S
+    paths: tuple[str, ...] = ()
 
 
 class Runner:
@@ -149,11 +150,11 @@ class Worker:
         self.until = 0.0
         self._killed = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpu.worker", json.dumps(order)],
+            [sys.executable, "-P", "-m", "gpu.worker", json.dumps(order)],
             pass_fds=(write,),
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
-            env=environment(orders.cpu),
+            env=environment(orders.cpu, orders.paths),
             start_new_session=True,
         )
         os.close(write)
@@ -200,10 +201,13 @@ class Worker:
         return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
 
 
-def environment(cpu: bool) -> dict[str, str]:
+def environment(cpu: bool, paths: Sequence[str] = ()) -> dict[str, str]:
     """The worker's: checkout and wheels on its path, Triton's interpreter chosen before anything is imported."""
     found = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    found["PYTHONPATH"] = os.pathsep.join(path for path in (str(_HERE.parent), *sys.path) if path)
+    before = os.environ.get("PYTHONPATH", "")
+    found["PYTHONPATH"] = os.pathsep.join([str(_HERE.parent), str(_HERE.parent.parent), *paths, before]).rstrip(
+        os.pathsep
+    )
     if cpu:
         found |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return found

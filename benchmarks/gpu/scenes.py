@@ -37,6 +37,10 @@ class Draw:
         drawn = torch.randint(0, 256, size, generator=self._there, dtype=torch.uint8, device=self.device)
         return drawn.view(dtype)
 
+    def flags(self, share: float, *shape: int) -> Tensor:
+        """Booleans, that share of them true."""
+        return torch.rand(shape, generator=self._there, device=self.device) < share
+
     def some(self, count: int, of: int) -> Tensor:
         """`count` distinct numbers below `of`, int64, in no order."""
         return torch.randperm(of, generator=self._there, device=self.device)[:count]

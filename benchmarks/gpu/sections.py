@@ -35,7 +35,7 @@ SECTIONS = (
     Section("small calls", "time_small", 25),
     Section("decode loop", "decode_loop", 45),
     Section("telemetry", "telemetry", 20, "NVML tells nothing without a driver"),
-    Section("between processes", "between", 30, "CUDA IPC and VRAM need a GPU"),
+    Section("between processes", "between", 40),
     Section("operators", "check_operators", 25),
 )
 """In the order of what would be missed most. The sum is what the command has (`runner.LIMIT_S`), less starting."""
