@@ -8,7 +8,7 @@ from torch import Tensor
 from kvstore.errors import BadRequest
 from kvstore.kernels.checks import require_one_device
 from kvstore.kernels.fp8 import FORMATS, encode, encode_reference
-from kvstore.kernels.language import jit, launches, power_of_two, tl
+from kvstore.kernels.language import jit, launches, on, power_of_two, tl
 from kvstore.kernels.variant import Variant
 
 _TILE = 2048
@@ -97,12 +97,13 @@ def _launch(
     tokens, heads, head_dim = key.shape
     dim = power_of_two(head_dim)
     some = min(power_of_two(heads), max(1, _TILE // dim))
-    append_tokens[(tokens, -(-heads // some))](
-        key, value, cache, slots, key_scale, value_scale, heads, len(cache),
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1), cache.stride(0), cache.stride(1),
-        BLOCK_TOKENS=cache.shape[3], HEAD_DIM=head_dim, HEADS=some, DIM=dim,
-        MANTISSA=mantissa, BIAS=bias, LARGEST=largest, num_warps=_WARPS,
-    )  # fmt: skip
+    with on(cache):
+        append_tokens[(tokens, -(-heads // some))](
+            key, value, cache, slots, key_scale, value_scale, heads, len(cache),
+            key.stride(0), key.stride(1), value.stride(0), value.stride(1), cache.stride(0), cache.stride(1),
+            BLOCK_TOKENS=cache.shape[3], HEAD_DIM=head_dim, HEADS=some, DIM=dim,
+            MANTISSA=mantissa, BIAS=bias, LARGEST=largest, num_warps=_WARPS,
+        )  # fmt: skip
 
 
 def _require(
@@ -143,7 +144,12 @@ def _variant(
 ) -> Variant:
     scale = "*fp32" if encoding[0] else "constexpr"
     strides = ("key_token", "key_head", "value_token", "value_head", "cache_block", "cache_kind")
-    fixed = {"BLOCK_TOKENS": 16, "HEAD_DIM": head_dim, "HEADS": 8, "DIM": power_of_two(head_dim)}
+    fixed: dict[str, int | float] = {
+        "BLOCK_TOKENS": 16,
+        "HEAD_DIM": head_dim,
+        "HEADS": 8,
+        "DIM": power_of_two(head_dim),
+    }
     fixed |= {"MANTISSA": encoding[0], "BIAS": encoding[1], "LARGEST": encoding[2]}
     signature = {"key": f"*{source}", "value": f"*{source}", "cache": f"*{kept}", "slots": "*i64"}
     signature |= {"key_scale": scale, "value_scale": scale, "heads": "i32", "blocks": "i32"}

@@ -17,7 +17,7 @@ from kvstore.errors import BadRequest
 from kvstore.kernels.bitmap import FINEST, GROUP, PATIENCE, bitmap_count, new_bitmap
 from kvstore.kernels.bitmap.programs import request
 from kvstore.kernels.bitmap.state import FAULTS, FREE
-from kvstore.kernels.language import jit, launches, tl
+from kvstore.kernels.language import jit, launches, on, tl
 from kvstore.kernels.variant import Variant
 
 WIDTH = 48
@@ -81,10 +81,11 @@ def run(words: Tensor, state: Tensor, owners: Tensor, programs: int, rounds: int
     """One launch over a bitmap of `len(owners)` slots; what the programs saw."""
     rows = torch.full((programs, WIDTH), -1, dtype=torch.int32, device=words.device)
     seen = torch.zeros(2 + len(_KINDS), dtype=torch.int32, device=words.device)
-    churn[(programs,)](
-        words, state, owners, rows, seen, len(words), len(owners), rounds, seed,
-        WIDTH=WIDTH, FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=64, GROUP=GROUP, num_warps=1,
-    )  # fmt: skip
+    with on(words):
+        churn[(programs,)](
+            words, state, owners, rows, seen, len(words), len(owners), rounds, seed,
+            WIDTH=WIDTH, FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=64, GROUP=GROUP, num_warps=1,
+        )  # fmt: skip
     return seen
 
 

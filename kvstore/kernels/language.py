@@ -7,19 +7,18 @@ and with neither stands here, so that a family's reference can be used, and read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-triton: Any
-tl: Any
 try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = tl = None
+    triton = tl = None  # type: ignore[assignment]
 
 
 class Absent:
@@ -51,6 +50,16 @@ def interpreted() -> bool:
 def launches(tensor: torch.Tensor) -> bool:
     """Whether a kernel can be launched on `tensor`: else its reference is run."""
     return triton is not None and (tensor.is_cuda or interpreted())
+
+
+def on(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Launches within go to the card on which `tensor` lies, whatever the current one is."""
+    if not tensor.is_cuda:
+        return nullcontext()
+    import torch
+
+    card: AbstractContextManager[object] = torch.cuda.device(tensor.device)
+    return card
 
 
 def power_of_two(n: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvstore.errors import BadRequest
 from kvstore.kernels.checks import require_int32, require_one_device
-from kvstore.kernels.language import jit, launches, tl
+from kvstore.kernels.language import jit, launches, on, tl
 from kvstore.kernels.variant import Variant
 
 _CHUNK_BYTES = 8192
@@ -96,10 +96,11 @@ def _launch(pool: Tensor, blocks: Tensor, staging: Tensor, *, to_pool: bool) -> 
     chunk = _CHUNK_BYTES // unit
     chunks = -(-units // chunk)
     if planes and len(blocks):
-        move_blocks[(len(blocks) * chunks, planes)](
-            flat, stage, blocks, total, units, chunks, flat.stride(0), flat.stride(1), stage.stride(0), stage.stride(1),
-            TO_POOL=to_pool, CHUNK=chunk, num_warps=4,
-        )  # fmt: skip
+        with on(pool):
+            move_blocks[(len(blocks) * chunks, planes)](
+                flat, stage, blocks, total, units, chunks, *flat.stride()[:2], *stage.stride()[:2],
+                TO_POOL=to_pool, CHUNK=chunk, num_warps=4,
+            )  # fmt: skip
 
 
 def _unit(*sides: Tensor) -> int:

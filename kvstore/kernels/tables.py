@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvstore.errors import BadRequest
 from kvstore.kernels.checks import require_int32, require_one_device
-from kvstore.kernels.language import jit, launches, tl
+from kvstore.kernels.language import jit, launches, on, tl
 from kvstore.kernels.variant import Variant
 
 _CELLS = 128
@@ -43,7 +43,8 @@ def slots_of_tokens(
     row = tl.load(rows + sequence)
     token = tl.load(firsts + sequence) + at
     column = token // BLOCK_TOKENS
-    known = inside & (token >= 0) & (row >= 0) & (row < n_rows) & (column < n_columns)
+    room = tl.where((row >= 0) & (row < n_rows), n_columns, 0)
+    known = inside & (token >= 0) & (column < room)
     block = tl.load(table + row.to(tl.int64) * n_columns + column, mask=known, other=-1).to(tl.int64)
     slot = block * BLOCK_TOKENS + token % BLOCK_TOKENS
     tl.store(out + begin + at, tl.where((block >= 0) & (block < blocks), slot, -1), mask=inside)
@@ -82,7 +83,7 @@ def list_pages(
 
 def block_table_update_reference(table: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
     """As `block_table_update`."""
-    values = values.reshape(len(rows), -1)
+    values = values if values.dim() == 2 else values[:, None]
     row = rows[:, None].expand(values.shape).long()
     column = columns[:, None].long() + torch.arange(values.shape[1], device=values.device)
     there = (row >= 0) & (row < table.shape[0]) & (column >= 0) & (column < table.shape[1])
@@ -137,9 +138,10 @@ def block_table_update(table: Tensor, rows: Tensor, columns: Tensor, values: Ten
         block_table_update_reference(table, rows, columns, values)
     elif values.numel():
         width = values.numel() // len(rows)
-        update_cells[(-(-values.numel() // _CELLS),)](
-            table, rows, columns, values, values.numel(), width, *table.shape, BLOCK=_CELLS, num_warps=4
-        )
+        with on(table):
+            update_cells[(-(-values.numel() // _CELLS),)](
+                table, rows, columns, values, values.numel(), width, *table.shape, BLOCK=_CELLS, num_warps=4
+            )
 
 
 @block_table_update.register_fake
@@ -163,10 +165,11 @@ def token_slots(
     if not launches(table):
         token_slots_reference(table, rows, firsts, offsets, out, blocks, block_tokens, most)
     elif len(rows) and most:
-        slots_of_tokens[(len(rows), -(-most // _CELLS))](
-            table, rows, firsts, offsets, out, *table.shape, blocks,
-            BLOCK_TOKENS=block_tokens, BLOCK=_CELLS, num_warps=4,
-        )  # fmt: skip
+        with on(table):
+            slots_of_tokens[(len(rows), -(-most // _CELLS))](
+                table, rows, firsts, offsets, out, *table.shape, blocks,
+                BLOCK_TOKENS=block_tokens, BLOCK=_CELLS, num_warps=4,
+            )  # fmt: skip
 
 
 @token_slots.register_fake
@@ -201,10 +204,11 @@ def page_table(
     elif not launches(table):
         page_table_reference(table, lengths, rows, indptr, indices, last_page_len, block_tokens)
     else:
-        list_pages[(len(rows),)](
-            table, lengths, rows, indptr, indices, last_page_len, len(rows), table.shape[1], len(indices),
-            BLOCK_TOKENS=block_tokens, BLOCK=_CELLS, num_warps=4,
-        )  # fmt: skip
+        with on(table):
+            list_pages[(len(rows),)](
+                table, lengths, rows, indptr, indices, last_page_len, len(rows), table.shape[1], len(indices),
+                BLOCK_TOKENS=block_tokens, BLOCK=_CELLS, num_warps=4,
+            )  # fmt: skip
 
 
 @page_table.register_fake

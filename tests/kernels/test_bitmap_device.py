@@ -62,11 +62,11 @@ def test_a_run_over_many_words_begins_and_ends_within_one() -> None:
 
 def test_without_a_run_the_longest_halves_then_single_slots() -> None:
     flags = torch.zeros(256, dtype=torch.bool)
-    flags[[3, 70, 71, 200]] = True
+    flags[[3, 70, 71, 200, 210, 220]] = True
     flags[100:110] = True
-    (got,), _ = allocate(flags, 14)
+    (got,), _ = allocate(flags, 16)
     assert got[:8] == list(range(100, 108))
-    assert sorted(got[8:]) == [3, 70, 71, 108, 109, 200]
+    assert sorted(got[8:]) == [3, 70, 71, 108, 109, 200, 210, 220]
 
 
 def test_the_next_search_begins_behind_the_last() -> None:

@@ -41,7 +41,7 @@ def filled(rows: int = 4, columns: int = 6) -> Any:
         (ints(-1, 4, 1, 1, 1), ints(0, 0, -1, 6, 2), ints(7, 8, 9, 10, 11)),
         (
             torch.arange(300).int() // 6 % 4,
-            torch.arange(300).int() % 6 + 6 * (torch.arange(300).int() >= 24),
+            torch.arange(300).int() % 6 + 6 * (torch.arange(300) >= 24).int(),
             filled(300, 1),
         ),
     ],

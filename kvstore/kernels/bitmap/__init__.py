@@ -19,7 +19,7 @@ from kvstore.kernels.bitmap.reference import (
 )
 from kvstore.kernels.bitmap.state import FREE, STATE_WORDS
 from kvstore.kernels.checks import require_int32
-from kvstore.kernels.language import launches, power_of_two
+from kvstore.kernels.language import launches, on, power_of_two
 from kvstore.kernels.variant import Variant
 
 FINEST = 8
@@ -71,10 +71,11 @@ def bitmap_allocate(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, s
         bitmap_allocate_reference(words, state, counts, out, slots, FINEST)
     elif len(counts):
         block = min(max(power_of_two(len(words)), GROUP), 256)
-        programs.allocate[(len(counts),)](
-            words, state, counts, out, len(words), slots, out.shape[1],
-            FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=block, GROUP=GROUP, num_warps=1,
-        )  # fmt: skip
+        with on(words):
+            programs.allocate[(len(counts),)](
+                words, state, counts, out, len(words), slots, out.shape[1],
+                FINEST=FINEST, PATIENCE=PATIENCE, BLOCK=block, GROUP=GROUP, num_warps=1,
+            )  # fmt: skip
 
 
 @bitmap_allocate.register_fake
@@ -90,7 +91,8 @@ def bitmap_free(words: Tensor, state: Tensor, slots: Tensor, total: int) -> None
         bitmap_free_reference(words, state, slots, total)
     elif slots.numel():
         grid = (-(-slots.numel() // _FREE_BLOCK),)
-        programs.release[grid](words, state, slots, slots.numel(), total, BLOCK=_FREE_BLOCK, num_warps=4)
+        with on(words):
+            programs.release[grid](words, state, slots, slots.numel(), total, BLOCK=_FREE_BLOCK, num_warps=4)
 
 
 @bitmap_free.register_fake
@@ -105,7 +107,8 @@ def bitmap_count(words: Tensor) -> Tensor:
     if not launches(words):
         return bitmap_count_reference(words)
     out = torch.zeros(1, dtype=torch.int32, device=words.device)
-    programs.count[(-(-len(words) // _COUNT_BLOCK),)](words, out, len(words), BLOCK=_COUNT_BLOCK, num_warps=4)
+    with on(words):
+        programs.count[(-(-len(words) // _COUNT_BLOCK),)](words, out, len(words), BLOCK=_COUNT_BLOCK, num_warps=4)
     return out
 
 
@@ -115,7 +118,7 @@ def _(words: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """The allocator over a large pool and a small one, freeing and counting."""
+    """Allocating, freeing, counting."""
     words = {"words": "*i32", "state": "*i32"}
     sizes = dict.fromkeys(("n_words", "slots", "width"), "i32") | dict.fromkeys(
         ("FINEST", "PATIENCE", "BLOCK", "GROUP"), "constexpr"

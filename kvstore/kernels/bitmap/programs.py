@@ -14,7 +14,7 @@ def admit(state, want):
     Everybody lowers the count before it takes a bit, and raises it after it has set bits again. So whoever was admitted
     finds its slots, at the latest when those who try a run in vain have given it back.
     """
-    have = tl.load(state, volatile=True)
+    have = tl.atomic_add(state, 0)
     admitted = 0
     while (have >= want) & (admitted == 0):
         seen = tl.atomic_cas(state, have, have - want)
@@ -25,11 +25,11 @@ def admit(state, want):
 
 
 @jit
-def take_runs(words, n_words, first, want, out, FINEST: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def take_runs(words, n_words, origin, want, out, FINEST: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """One run of `want`, else runs of half as many, a quarter … `FINEST` slots. How many slots were taken."""
     taken = 0
     piece = want
-    begin = first
+    begin = origin
     lost = 0
     while (taken < want) & (piece > 0):
         piece = tl.minimum(piece, want - taken)
@@ -47,7 +47,7 @@ def take_runs(words, n_words, first, want, out, FINEST: tl.constexpr, BLOCK: tl.
             begin = tl.where(wrap, 0, begin)
             if lost >= 4:
                 lost = 0
-                begin = first
+                begin = origin
                 piece = tl.where(piece // 2 >= FINEST, piece // 2, 0)
     return taken
 
@@ -63,10 +63,12 @@ def store_run(out, start, length, BLOCK: tl.constexpr):
 
 
 @jit
-def take_scattered(words, n_words, first, taken, want, out, PATIENCE: tl.constexpr, GROUP: tl.constexpr):
-    """Single slots from word `first` on, round and round until `want` are taken. How many were taken: fewer only after
-    `PATIENCE` rounds in vain, which a count that tells the truth does not allow."""
-    begin = first // GROUP * GROUP
+def take_scattered(words, n_words, origin, taken, want, out, PATIENCE: tl.constexpr, GROUP: tl.constexpr):
+    """Single slots, those of `origin`'s group of words first, round and round until `want` are taken.
+
+    How many were taken: fewer only after `PATIENCE` rounds in vain, which a count that tells the truth does not allow.
+    """
+    begin = origin // 32 // GROUP * GROUP
     vain = 0
     while (taken < want) & (vain < PATIENCE):
         got = 0
@@ -91,11 +93,10 @@ def request(
     if (want > 0) & (want <= width):
         admitted = admit(state, want)
     if admitted == 1:
-        # Each looks from a place of its own on: those who begin at one place fight for one run.
-        cursor = tl.atomic_add(state + 1, want) & 0x7FFFFFFF
-        first = cursor % slots // 32
-        taken = take_runs(words, n_words, first, want, mine, FINEST, BLOCK, GROUP)
-        taken = take_scattered(words, n_words, first, taken, want, mine, PATIENCE, GROUP)
+        # Each looks from a place of its own on, as far from the next as it wants: where all is free, nobody meets.
+        origin = (tl.atomic_add(state + 1, want) & 0x7FFFFFFF) % slots
+        taken = take_runs(words, n_words, origin, want, mine, FINEST, BLOCK, GROUP)
+        taken = take_scattered(words, n_words, origin, taken, want, mine, PATIENCE, GROUP)
         if taken < want:
             undo(words, mine, taken)
             tl.atomic_add(state + 5, 1)

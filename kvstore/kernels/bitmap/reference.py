@@ -37,10 +37,10 @@ def bitmap_allocate_reference(
             state[REFUSED] += 1
             continue
         state[FREE] -= want
-        first = (int(state[CURSOR]) & 0x7FFFFFFF) % slots // 32
+        origin = (int(state[CURSOR]) & 0x7FFFFFFF) % slots
         state[CURSOR] = _int32(int(state[CURSOR]) + want)
-        taken = _take_runs(flags, first, want, finest)
-        taken += _take_scattered(flags, first, want - len(taken))
+        taken = _take_runs(flags, origin, want, finest)
+        taken += _take_scattered(flags, origin, want - len(taken))
         if len(taken) < want:
             flags[taken] = True
             state[SHORT] += 1
@@ -69,16 +69,16 @@ def bitmap_count_reference(words: Tensor) -> Tensor:
     return unpack(words).sum(dtype=torch.int32).reshape(1)
 
 
-def first_run(flags: Tensor, first: int, length: int) -> int:
-    """The lowest place, from word `first` on, at which `length` flags are set; -1 if there is none."""
-    sums = torch.nn.functional.pad(flags[32 * first :].long().cumsum(0), (1, 0))
+def first_run(flags: Tensor, origin: int, length: int) -> int:
+    """The lowest place, from `origin` on, at which `length` flags are set; -1 if there is none."""
+    sums = torch.nn.functional.pad(flags[origin:].long().cumsum(0), (1, 0))
     fits = (sums[length:] - sums[:-length] == length).nonzero()
-    return int(fits[0]) + 32 * first if len(fits) else -1
+    return int(fits[0]) + origin if len(fits) else -1
 
 
-def _take_runs(flags: Tensor, first: int, want: int, finest: int) -> list[int]:
+def _take_runs(flags: Tensor, origin: int, want: int, finest: int) -> list[int]:
     taken: list[int] = []
-    piece, begin = want, first
+    piece, begin = want, origin
     while len(taken) < want and piece:
         piece = min(piece, want - len(taken))
         start = first_run(flags, begin, piece)
@@ -88,12 +88,12 @@ def _take_runs(flags: Tensor, first: int, want: int, finest: int) -> list[int]:
         elif begin:
             begin = 0
         else:
-            begin, piece = first, piece // 2 if piece // 2 >= finest else 0
+            begin, piece = origin, piece // 2 if piece // 2 >= finest else 0
     return taken
 
 
-def _take_scattered(flags: Tensor, first: int, want: int) -> list[int]:
-    turn = first // 32 * 32 * 32  # groups of 32 words, the group of word `first` first
+def _take_scattered(flags: Tensor, origin: int, want: int) -> list[int]:
+    turn = origin // 1024 * 1024  # groups of 32 words, that of `origin` first
     places = flags.nonzero().reshape(-1)
     taken: list[int] = torch.cat([places[places >= turn], places[places < turn]])[:want].tolist()
     flags[taken] = False

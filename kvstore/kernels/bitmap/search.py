@@ -22,20 +22,28 @@ def read_words(words, at, inside):
 
 
 @jit
-def find_run(words, n_words, first, length, BLOCK: tl.constexpr):
-    """The lowest slot, from word `first` on, at which `length` free slots begin; -1 if there is none.
+def not_before(word, at, origin):
+    """`word`, the one at `at`, without what lies before slot `origin`."""
+    later = tl.full(word.shape, 0xFFFFFFFF, tl.uint32) << (origin % 32).to(tl.uint32)
+    return tl.where(at == origin // 32, word & later, word)
+
+
+@jit
+def find_run(words, n_words, origin, length, BLOCK: tl.constexpr):
+    """The lowest slot, from slot `origin` on, at which `length` free slots begin; -1 if there is none.
 
     A run of free slots that reaches into word i begins in the last word before i that is not wholly free. That word's
     number and its free bits at the top are packed into one integer, so that a running maximum brings them along.
     """
     nowhere: tl.constexpr = 0x7FFFFFFF
+    first = origin // 32
     carried = first * 64
     begin = first
     found = -1
     while (begin < n_words) & (found < 0):
         at = begin + tl.arange(0, BLOCK)
-        word = read_words(words, at, at < n_words)
-        before = read_words(words, at - 1, (at > first) & (at <= n_words))
+        word = not_before(read_words(words, at, at < n_words), at, origin)
+        before = not_before(read_words(words, at - 1, (at > first) & (at <= n_words)), at - 1, origin)
         broken = tl.where(before == 0xFFFFFFFF, 0, at * 64 + leading(before))
         last = tl.maximum(tl.associative_scan(broken, 0, _later), carried)
         carried = tl.maximum(tl.max(broken, 0), carried)
