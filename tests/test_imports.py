@@ -23,7 +23,14 @@ ALLOWED = {
 }
 HEAVY = {"torch", "nixl", "nixl_cu12", "nixl_cu13", "grpc", "transformers", "lmcache", "triton", "pynvml"}
 # What is nothing without a heavy package; nobody else may load it before it is used.
-GATED = ("kvstore.integrations", "kvstore.calls.rpc", "kvstore.bench.turns", "kvstore.bench.steps")
+GATED = (
+    "kvstore.integrations",
+    "kvstore.calls.rpc",
+    "kvstore.bench.turns",
+    "kvstore.bench.steps",
+    "kvstore.kernels",
+    "kvstore.device",
+)
 
 
 def modules(room: str) -> Iterator[Path]:
