@@ -23,6 +23,7 @@ usage: kvstore COMMAND [options]        (kvstore COMMAND --help says more)
   certs      a CA, certificates and a token, to try encryption between hosts out
   replay     play a trace of requests against a store
   bench      NAME: measure it (see kvstore bench)
+  topology   how the GPUs of this host reach each other
   tune       choose a block size for a GPU, a model and the lengths of its requests
   simulate   placement and load       (comes with a later release)
 """
@@ -85,6 +86,7 @@ def _run(command: str, words: list[str]) -> int:
         "cluster": "kvstore.cluster_command",
         "certs": "kvstore.certs_command",
         "replay": "kvstore.replay.cli",
+        "topology": "kvstore.topology.cli",
         "tune": "kvstore.tune.cli",
     }
     if command not in modules:

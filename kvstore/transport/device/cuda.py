@@ -20,6 +20,7 @@ from kvstore.transport.device.runtime import (
     HOST_ALLOC_PORTABLE,
     IPC_LAZY_PEER_ACCESS,
     MEMCPY_DEFAULT,
+    PEER_ACCESS_ALREADY_ENABLED,
     STREAM_NON_BLOCKING,
     CudaError,
     Handle,
@@ -132,9 +133,25 @@ class CudaDevice:
         theirs = ordinal_of(bus)
         if theirs is None or theirs == self.ordinal:
             return self.ordinal
+        return self.ordinal if self._reaches(theirs) else theirs
+
+    def _reaches(self, ordinal: int) -> bool:
         can = c_int(0)
-        self._library.call("cudaDeviceCanAccessPeer", byref(can), self.ordinal, theirs)
-        return self.ordinal if can.value else theirs
+        self._library.call("cudaDeviceCanAccessPeer", byref(can), self.ordinal, ordinal)
+        return bool(can.value)
+
+    def reach(self, other: CudaDevice) -> bool:
+        """From now on copies from that device's memory of this very process go straight here, where they can; whether
+        they do. (Memory of other processes is opened so.)"""
+        if not self._reaches(other.ordinal):
+            return False
+        with self.current(self.ordinal) as library:
+            try:
+                library.call("cudaDeviceEnablePeerAccess", other.ordinal, 0)
+            except CudaError as error:
+                if error.number != PEER_ACCESS_ALREADY_ENABLED:
+                    raise
+        return True
 
     def host(self, size: int) -> Bytes:
         """Page-locked, for all devices of the process; freed with the last array that looks at it."""

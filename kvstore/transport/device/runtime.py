@@ -26,6 +26,8 @@ MEMCPY_DEFAULT = 4
 STREAM_NON_BLOCKING = 1
 HOST_ALLOC_PORTABLE = 1
 IPC_LAZY_PEER_ACCESS = 1
+PEER_ACCESS_ALREADY_ENABLED = 704
+"""`cudaErrorPeerAccessAlreadyEnabled`: by torch, or by an opened handle."""
 
 
 class Handle(ctypes.Structure):
@@ -40,6 +42,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cudaSetDevice": (c_int,),
     "cudaDeviceGetPCIBusId": (c_char_p, c_int, c_int),
     "cudaDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
+    "cudaDeviceEnablePeerAccess": (c_int, c_uint),
     "cudaDeviceSynchronize": (),
     "cudaMemGetInfo": (POINTER(c_size_t), POINTER(c_size_t)),
     "cudaMalloc": (POINTER(c_void_p), c_size_t),

@@ -1,0 +1,80 @@
+"""A topology from a file: for hosts whose NVML cannot be asked, or to say what NVML does not know."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvstore.errors import BadRequest
+from kvstore.topology.graph import SCHEMA, Gpu, Topology, Way, bus_of
+
+MAX_BYTES = 4 << 20
+
+
+def read(path: Path) -> Topology:
+    """Of a YAML (or JSON) file. Raises `BadRequest` with what is wrong where; `OSError` where it cannot be read."""
+    data = path.read_bytes()[: MAX_BYTES + 1]
+    if len(data) > MAX_BYTES:
+        raise BadRequest(f"{path}: more than {MAX_BYTES >> 20} MiB are no topology")
+    try:
+        said = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where is not None else ""
+        raise BadRequest(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or 'it does not parse'}") from None
+    try:
+        return parsed(said, source=str(path))
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error}") from None
+
+
+def parsed(said: Any, source: str) -> Topology:
+    """Of what a file holds. Raises `BadRequest`."""
+    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+        raise BadRequest(f"a topology begins with schema: {SCHEMA}")
+    gpus = tuple(_gpu(entry, at) for at, entry in enumerate(_rows(said, "gpus")))
+    ways: dict[tuple[str, str], Way] = {}
+    for at, entry in enumerate(_rows(said, "links")):
+        ends, way = _link(entry, at)
+        if ends in ways:
+            raise BadRequest(f"links[{at}]: the way from {ends[0]} to {ends[1]} is there twice")
+        ways[ends] = way
+    return Topology(gpus, ways, source)
+
+
+def _rows(said: dict[str, Any], name: str) -> list[Any]:
+    rows = said.get(name, [])
+    if not isinstance(rows, list):
+        raise BadRequest(f"{name} is a list")
+    return rows
+
+
+def _gpu(entry: Any, at: int) -> Gpu:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise BadRequest(f"gpus[{at}]: a GPU has a name")
+    return Gpu(
+        entry["name"], bus_of(str(entry.get("bus", ""))), str(entry.get("uuid", "")), str(entry.get("model", ""))
+    )
+
+
+def _link(entry: Any, at: int) -> tuple[tuple[str, str], Way]:
+    ends = entry.get("between") if isinstance(entry, dict) else None
+    if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
+        raise BadRequest(f"links[{at}]: between: [ONE, OTHER] is expected")
+    try:
+        return (ends[0], ends[1]), Way(str(entry.get("way", "?")), _rate(entry.get("bytes_per_second")))
+    except BadRequest as error:
+        raise BadRequest(f"links[{at}]: {error}") from None
+
+
+def _rate(value: Any) -> float | None:
+    """YAML 1.1 has `450e9` for a text: it wants a sign in the exponent."""
+    if value is None:
+        return None
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            return float(value)
+    raise BadRequest(f"bytes_per_second {value!r} is no number")
