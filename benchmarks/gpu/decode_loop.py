@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gpu.check import Check
+from gpu.kineto import Activity
 from gpu.model import Model, Shape
 from gpu.scenes import Draw
-from gpu.trace import Activity, profiled
+from gpu.trace import profiled
 from kvstore.device import DevicePool
 from kvstore.layout import Layout
 

@@ -140,7 +140,7 @@ class Worker:
         self._read, write = os.pipe()
         order = {
             "report": write,
-            "sections": [(section.name, min(section.budget_s, left_s)) for section in sections],
+            "sections": [(section.name, section.module, min(section.budget_s, left_s)) for section in sections],
             "cpu": orders.cpu,
             "seed": orders.seed,
             "wrong": orders.wrong,

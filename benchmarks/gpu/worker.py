@@ -1,6 +1,6 @@
 """The process that runs sections, one after another, and tells the command what they found: one JSON object a line.
 
-python -m gpu.worker '{"report": 5, "sections": ["moves"], "cpu": true, "seed": 1, …}'
+python -m gpu.worker '{"report": 5, "sections": [["moves", "gpu.check_moves", 20]], "cpu": true, "seed": 1, …}'
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 from gpu.check import Check
 from gpu.rows import Row, one_line
 from gpu.runner import GPU_IN_ERROR
-from gpu.sections import SECTIONS, Section
 
 
 class Reporter:
@@ -73,10 +72,10 @@ def refusal(cpu: bool) -> str:
     return "" if cpu or torch.cuda.is_available() else "no CUDA device here; --cpu runs the same logic without one"
 
 
-def run(section: Section, check: Check) -> None:
+def run(module: str, check: Check) -> None:
     """One section; what it raises becomes a row."""
     try:
-        section.load()(check)
+        importlib.import_module(module).run(check)
     except Exception as error:
         traceback.print_exc()
         check.failed("section", one_line(error))
@@ -107,8 +106,7 @@ def main(words: str) -> int:
         return 0
     found = facts(order["cpu"])
     reporter.send(facts=found)
-    by_name = {section.name: section for section in SECTIONS}
-    for name, seconds in order["sections"]:
+    for name, module, seconds in order["sections"]:
         reporter.send(begin=name)
         check = Check(
             name, order["cpu"], order["seed"], time.monotonic() + seconds, reporter.row, order["wrong"],
@@ -116,7 +114,7 @@ def main(words: str) -> int:
         )  # fmt: skip
         try:
             with settled(order["cpu"]):
-                run(by_name[name], check)
+                run(module, check)
         except SystemExit:
             check.failed("GPU", "left in error: the sections behind go on in another process")
             raise

@@ -1,0 +1,317 @@
+"""`benchmarks/gpu_check.py`: runs without a GPU, finds broken kernels, and survives sections that fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+from gpu import kineto, runner, wheels  # noqa: E402 - a script's parts
+from gpu.results import exit_code, table, write  # noqa: E402
+from gpu.rows import FAILED, MISSED, RIGHT, SKIPPED, WRONG, Row  # noqa: E402
+from gpu.runner import Found, Orders, Runner  # noqa: E402
+from gpu.sections import SECTIONS, Section, named  # noqa: E402
+
+HAS_KERNELS = all(importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
+kernels = pytest.mark.skipif(not HAS_KERNELS, reason="torch or triton is not installed (extra cuda)")
+
+
+def call(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a user calls it."""
+    given = {**os.environ, **environment}
+    given.pop("OUT", None)
+    command = [sys.executable, str(BENCHMARKS / "gpu_check.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, env=given, timeout=300, check=False)
+
+
+# --- without a GPU --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """One run of everything that a CPU can show."""
+    if not HAS_KERNELS:
+        pytest.skip("torch or triton is not installed (extra cuda)")
+    out = tmp_path_factory.mktemp("out")
+    return call("--cpu", "--seed", "5", "--out", str(out)), out
+
+
+def test_the_whole_of_it_runs_without_a_gpu(whole: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, out = whole
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("nothing is wrong: ")
+    (path,) = out.glob("gpu-cpu-*.json")
+    found = json.loads(path.read_text())
+    assert found["schema"] == "kvscope.gpu-check/1"
+    assert found["facts"]["interpreted"] is True
+    assert found["facts"]["seed"] == 5
+    rows = [Row.of(row) for row in found["rows"]]
+    assert {row.section for row in rows} == {section.name for section in SECTIONS}
+    assert not [row for row in rows if row.state in (WRONG, FAILED)]
+    for section in SECTIONS:
+        states = {row.state for row in rows if row.section == section.name}
+        if section.needs_gpu:
+            assert states == {SKIPPED}
+            assert all("no CUDA device" in row.note for row in rows if row.section == section.name)
+        else:
+            assert states - {SKIPPED}, f"{section.name} has shown nothing"
+
+
+def test_every_operator_was_checked(whole: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    from gpu.ops import NAMES
+
+    (path,) = whole[1].glob("gpu-cpu-*.json")
+    rows = json.loads(path.read_text())["rows"]
+    right = {row["name"].split()[0].rstrip(",") for row in rows if row["state"] == RIGHT}
+    assert set(NAMES) <= right
+    assert {row["name"] for row in rows if row["section"] == "operators"} == {f"opcheck {name}" for name in NAMES}
+
+
+def test_a_trace_is_kept_and_names_no_machine(whole: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    path = whole[1] / "trace-resident.json"
+    text = path.read_text()
+    assert len(text) <= 300_000
+    names = [event["name"] for event in json.loads(text)["traceEvents"]]
+    assert any(name.startswith("kv.step|") for name in names)
+    assert str(ROOT) not in text
+
+
+# --- broken kernels -------------------------------------------------------------------------------------------------
+
+BREAK = """
+import importlib, json, sys, time
+from gpu.check import Check
+for kernel, module in json.loads(sys.argv[1]):
+    rows = []
+    check = Check(module, True, 11, time.monotonic() + 600, rows.append, kernel)
+    importlib.import_module("gpu." + module).run(check)
+    print(json.dumps([kernel, [row.as_dict() for row in rows]]))
+"""
+FOUND_BY = {
+    "gather": "check_moves",
+    "scatter": "check_moves",
+    "append": "check_append",
+    "block_table_update": "check_tables",
+    "token_slots": "check_tables",
+    "page_table": "check_tables",
+    "bitmap_allocate": "check_bitmap",
+    "bitmap_free": "check_bitmap",
+    "bitmap_count": "check_bitmap",
+    "paged_decode": "check_decode",
+}
+
+
+@kernels
+def test_a_broken_kernel_is_found_and_no_other_is_blamed() -> None:
+    environment = {**runner.environment(cpu=True), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [sys.executable, "-P", "-c", BREAK, json.dumps(sorted(FOUND_BY.items()))]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    told = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert set(told) == set(FOUND_BY)
+    for kernel, rows in told.items():
+        wrong = {row["name"].split()[0].rstrip(",") for row in rows if row["state"] == WRONG}
+        # What the allocator gave away twice is what giving back and counting go by.
+        others = {"bitmap_free"} if kernel.startswith("bitmap") else set()
+        assert kernel in wrong
+        assert wrong <= {kernel} | others
+
+
+@kernels
+def test_a_wrong_number_is_the_exit_code() -> None:
+    done = call("--cpu", "--only", "moves", "--wrong", "gather")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("something is WRONG: ")
+
+
+# --- sections that fail ---------------------------------------------------------------------------------------------
+
+FAILING = """
+import os, time
+def run(check):
+    check.right("before", None)
+    {}
+"""
+
+
+@pytest.fixture
+def sections(tmp_path: Path) -> dict[str, Section]:
+    """Sections that raise, die, hang, and do well."""
+    bodies = {
+        "raises": 'raise ValueError("something\\nlong")',
+        "dies": "os.kill(os.getpid(), 9)",
+        "hangs": "time.sleep(600)",
+        "well": 'check.right("after", 1.0, "of it")',
+    }
+    for name, body in bodies.items():
+        (tmp_path / f"section_{name}.py").write_text(FAILING.format(body))
+    return {name: Section(name, f"section_{name}", 1.0) for name in bodies}
+
+
+@kernels
+def test_a_section_that_fails_costs_no_other(
+    sections: dict[str, Section], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 1.0)
+    orders = Orders(cpu=True, seed=1, limit_s=200, paths=(str(tmp_path),))
+    found = Runner(orders, lambda row: None).run(list(sections.values()))
+    told = {section: [row for row in found.rows if row.section == section] for section in sections}
+    assert [row.state for row in told["raises"]] == [RIGHT, FAILED]
+    assert told["raises"][1].note == "ValueError: something"
+    assert [row.state for row in told["dies"]] == [RIGHT, FAILED]
+    assert "signal 9" in told["dies"][1].note
+    assert [row.state for row in told["hangs"]] == [RIGHT, FAILED]
+    assert "was killed" in told["hangs"][1].note
+    assert [row.state for row in told["well"]] == [RIGHT, RIGHT]
+    assert exit_code(found) == 1
+
+
+@kernels
+def test_what_had_no_time_is_named(sections: dict[str, Section], tmp_path: Path) -> None:
+    orders = Orders(cpu=True, seed=1, limit_s=1.0, paths=(str(tmp_path),))
+    found = Runner(orders, lambda row: None).run([sections["well"], sections["raises"]])
+    assert [(row.section, row.state) for row in found.rows] == [("well", SKIPPED), ("raises", SKIPPED)]
+    assert exit_code(found) == 0
+
+
+def test_what_cannot_be_run_here_is_one_line(tmp_path: Path) -> None:
+    if HAS_KERNELS:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    done = call("--only", "moves", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    expected = "no CUDA device here; --cpu" if HAS_KERNELS else "not installed: pip install 'kvscope[cuda]'"
+    assert expected in done.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_section_that_there_is_not_is_a_usage_error() -> None:
+    done = call("--cpu", "--only", "moves,nonsense")
+    assert done.returncode == 2
+    assert "no section 'nonsense'; there are " in done.stderr
+    assert [section.name for section in named("tables, moves")] == ["moves", "tables"]
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_missed_aim_is_not_wrong_and_is_marked(tmp_path: Path) -> None:
+    rows = [Row("a", "right one", RIGHT), Row("a", "slow", MISSED, 0.5, "of the copy rate", ">= 0.85")]
+    found = Found(rows, {"gpu": "some GPU"})
+    assert exit_code(found) == 0
+    assert "MISSED" in table(found)
+    assert table(found).splitlines()[-1] == "nothing is wrong: 1 right, 1 MISSED"
+    data, page = write(found, tmp_path)
+    assert json.loads(data.read_text())["rows"][1]["aim"] == ">= 0.85"
+    assert "| a | slow | **MISSED** | 0.5 of the copy rate (aim >= 0.85) |  |" in page.read_text()
+
+
+@pytest.mark.parametrize("state", [WRONG, FAILED])
+def test_a_wrong_number_and_a_failed_section_are(state: str) -> None:
+    assert exit_code(Found([Row("a", "b", RIGHT), Row("a", "c", state)])) == 1
+
+
+def test_nothing_checked_is_not_well() -> None:
+    assert exit_code(Found()) == 1
+
+
+# --- traces ---------------------------------------------------------------------------------------------------------
+
+
+def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+
+def test_the_busy_time_of_a_gpu_counts_what_overlaps_once() -> None:
+    events = [
+        event("user_annotation", "kv.step|0", 0, 100),
+        event("kernel", "a", 10, 20),
+        event("kernel", "b", 20, 30),
+        event("gpu_memcpy", "c", 70, 10),
+        event("cpu_op", "d", 0, 90),
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    ]
+    found = kineto.activity(events, 2)
+    assert found is not None
+    assert (found.steps, found.busy_s, found.span_s) == (2, pytest.approx(50e-6), pytest.approx(100e-6))
+    assert found.idle == pytest.approx(0.5)
+    assert kineto.activity(events[:1] + events[4:], 2) is None, "no work of a GPU is no idle GPU"
+
+
+def test_a_trace_is_trimmed_to_its_size_and_keeps_what_joins_it() -> None:
+    steps = 400
+    events = [event("cpu_op", "aten::linear", t, 5, Sequence=t) for t in range(steps)]
+    events += [event("cuda_runtime", "cudaLaunchKernel", t, 1, correlation=t, cbid=211) for t in range(steps)]
+    events += [event("kernel", "k" * 400, t + 0.5, 1, correlation=t, stream=7) for t in range(steps)]
+    whole = {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": 12345,
+        "hostname": "secret",
+        "deviceProperties": [{"id": 0, "name": "GPU", "uuid": "secret"}],
+        "traceEvents": [*events, {"ph": "M", "name": "process_labels", "args": {"labels": "secret"}}],
+    }
+    assert len(kineto.trim(whole, 10**9)["traceEvents"]) == len(events)
+    for most in (90_000, 20_000):
+        trimmed = kineto.trim(whole, most)
+        text = json.dumps(trimmed, separators=(",", ":"))
+        assert len(text) <= most
+        assert "secret" not in text
+        kept = {event["cat"] for event in trimmed["traceEvents"]}
+        assert kept == {"kernel", "cuda_runtime"}
+        launched = {event["args"]["correlation"] for event in trimmed["traceEvents"] if event["cat"] == "cuda_runtime"}
+        worked = {event["args"]["correlation"] for event in trimmed["traceEvents"] if event["cat"] == "kernel"}
+        assert len(launched & worked) >= 0.9 * len(worked) > 0
+    assert trimmed["baseTimeNanoseconds"] == 12345
+
+
+# --- wheels ---------------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, tags: str, files: dict[str, str]) -> Path:
+    path = folder / f"{name}-1.0-{tags}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, text in files.items():
+            archive.writestr(inside, text)
+    return path
+
+
+def test_wheels_that_are_missing_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    files = {"kvscope_some_wheel.py": "number = 1", "kvscope_w-1.0.data/purelib/kvscope_beside.py": "number = 2"}
+    wheel(tmp_path, "kvscope_w", "py3-none-any", files)
+    wheel(tmp_path, "kvscope_old", "cp27-cp27m-linux_x86_64", {"kvscope_old.py": ""})
+    wheel(tmp_path, "pytest", "py3-none-any", {"pytest.py": "raise ImportError"})
+    wheel(tmp_path, "kvscope_stable", f"cp38-abi3-manylinux2014_{os.uname().machine}", {"kvscope_stable.py": ""})
+    wheel(tmp_path, "kvscope_own", f"{here}-{here}-manylinux_2_28_{os.uname().machine}", {"kvscope_own.py": ""})
+    wheel(tmp_path, "kvscope_riscv", f"{here}-{here}-manylinux_2_39_riscv64", {"kvscope_riscv.py": ""})
+    taken = wheels.use(tmp_path, tmp_path / "unpacked")
+    assert sorted(taken) == ["kvscope_own", "kvscope_stable", "kvscope_w"]
+    for name, number in (("kvscope_some_wheel", 1), ("kvscope_beside", 2)):
+        assert importlib.import_module(name).number == number
+    assert sys.path[-1] == str(tmp_path / "unpacked"), "what was there already comes first"
+
+
+def test_a_wheel_writes_nowhere_else(tmp_path: Path) -> None:
+    bad = wheel(tmp_path, "kvscope_bad", "py3-none-any", {"../outside.py": ""})
+    with pytest.raises(ValueError, match="no place in it"):
+        wheels.unpack(bad, tmp_path / "unpacked")
+    assert not (tmp_path / "outside.py").exists()
+
+
+def test_no_folder_of_wheels_is_no_wheels(tmp_path: Path) -> None:
+    assert wheels.use(tmp_path / "none", tmp_path / "unpacked") == []
