@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -201,12 +201,24 @@ class Client(Reads, Puts, OnDevice):
         """Tell every shard what was read and used there; done once a second by itself."""
         deadline = self._deadline(deadline_ms)
         shards = self.shards
-        told = [
+        told: list[Coroutine[Any, Any, Any]] = [
             link.call(tally.drain(), deadline)
             for link, tally in zip(shards.links, shards.tallies, strict=True)
             if link.up
         ]
+        told += [self._tell_bandwidth(link, deadline) for link in shards.links if link.up]
         await asyncio.gather(*told, return_exceptions=True)
+
+    async def _tell_bandwidth(self, link: Link, deadline: Deadline) -> None:
+        """What was measured when we connected, once a connection."""
+        peer = link.peer
+        bandwidth = getattr(peer, "bandwidth", None)
+        if bandwidth is None or self._told.get(link.number) is peer:
+            return
+        from kvstore.transport.probe import LANES
+
+        await link.call(m.Measured(LANES.index(bandwidth.lane), int(bandwidth.bytes_per_second)), deadline)
+        self._told[link.number] = peer
 
     async def _beat(self) -> None:
         while True:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvstore.link import Link
     from kvstore.membership.follow import Follower
     from kvstore.transport.device.side import DeviceSide
+    from kvstore.transport.probe import Bandwidth
 
 
 class ClientBase:
@@ -68,6 +69,8 @@ class ClientBase:
         self._sessions: weakref.WeakSet[SessionHandle] = weakref.WeakSet()
         self._beating: asyncio.Task[None] | None = None
         self._kept: set[asyncio.Task[None]] = set()
+        self._told: dict[int, object] = {}
+        """Peers whose shard knows how fast we read it."""
 
     @property
     def shards(self) -> Shards:
@@ -80,6 +83,13 @@ class ClientBase:
         are reached by NIXL it is registered memory, into which they are read without a copy."""
         registered = self._transport.buffer(whole_number("n", n))
         return buffer(n, self.layout.slot_bytes) if registered is None else registered
+
+    def by_bandwidth(self) -> list[tuple[int, Bandwidth]]:
+        """Shards by how fast their pools are read from here, the fastest first; those that were not measured (over the
+        network, or away) are left out. A key has one home, so a get has no choice to make of it."""
+        found = [(link.number, getattr(link.peer, "bandwidth", None)) for link in self.shards.links]
+        known = [(number, bandwidth) for number, bandwidth in found if bandwidth is not None]
+        return sorted(known, key=lambda one: -one[1].bytes_per_second)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that goes on beside the calls, at most until the client is closed."""

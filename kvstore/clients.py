@@ -18,6 +18,8 @@ from kvstore.descriptors import MAX_CLIENTS, limit, most_clients
 from kvstore.errors import BadRequest, StagingRejected
 
 _MAX_REFUSED = 65_536
+MAX_TOLD = 64
+"""Clients whose bandwidth is on the page: their names are theirs to choose, and a page stays bounded (policy)."""
 
 
 @dataclass(eq=False)
@@ -34,6 +36,8 @@ class Connected:
     gone: bool = False
     running: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     refused: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    measured: dict[int, int] = field(default_factory=dict)
+    """Bytes per second by lane, as it says it reads us."""
 
     @contextmanager
     def pulling(self, ticket: int) -> Iterator[Arena | None]:
@@ -127,6 +131,15 @@ class Clients:
     def get(self, number: int) -> Connected | None:
         """The client of that number, also one that is gone while a pull of it may still be running."""
         return self._by_number.get(number) or self._leaving.get(number)
+
+    def bandwidths(self) -> dict[tuple[str, int], int]:
+        """Bytes per second by name and lane; of clients with one name the slowest, of all the first `MAX_TOLD`."""
+        found: dict[tuple[str, int], int] = {}
+        for client in self._by_number.values():
+            for lane, rate in client.measured.items():
+                at = (client.name, lane)
+                found[at] = min(rate, found.get(at, rate))
+        return dict(sorted(found.items())[:MAX_TOLD])
 
     def oldest_heartbeat_s(self) -> float | None:
         """Age of the oldest client's last sign of life; None without clients."""

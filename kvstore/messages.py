@@ -257,6 +257,15 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """How fast the asker reads this shard's pool, by one copy when it connected. `lane`: a place in
+    `transport.probe.LANES`."""
+
+    lane: int
+    bytes_per_second: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
     shard: int = 0
     now_ms: int = 0

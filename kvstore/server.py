@@ -346,6 +346,9 @@ class ShardServer:
         if isinstance(message, wire.Cancel):
             return await self._cancel(envelope, message)
         client = self.clients.known(envelope.client)
+        if isinstance(message, m.Measured):
+            client.measured[message.lane] = message.bytes_per_second
+            return m.Pong(self.settings.shard, now_ms())
         if not isinstance(message, m.Put | m.Append | m.Remove):
             return await self.shard.answer(envelope, message, None)
         if client.afar and not isinstance(message, m.Remove):

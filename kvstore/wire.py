@@ -33,6 +33,8 @@ MAX_BYTES = 64 << 20
 
 _REQUEST = struct.Struct("<BBHIQQQ")
 _REPLY = struct.Struct("<BBHIQ")
+_LANES = 3
+"""Of `transport.probe.LANES`."""
 _ABSENT = 0xFFFFFFFF
 _MAX_DEADLINE_MS = 24 * 3_600_000
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -149,6 +151,7 @@ _SHAPES = (
     _shape(17, m.Pong, "shard:u32 now_ms:i64"),
     _shape(18, Cancel, "tickets:u64/n"),
     _shape(19, Cancelled, "tickets:u64/n"),
+    _shape(20, m.Measured, "lane:u32 bytes_per_second:u64"),
 )
 _BY_CLASS = {shape.message: shape for shape in _SHAPES}
 _BY_KIND = {shape.kind: shape for shape in _SHAPES}
@@ -158,7 +161,7 @@ METHODS: dict[type[Any], str] = {
     for shape in _SHAPES
     if shape.message
     in (m.Lookup, m.Put, m.Append, m.TailMatch, m.Lease, m.Touch, m.OpenSession, m.CloseSession, m.Remove, m.Ping)
-    or shape.message is Cancel
+    or shape.message in (Cancel, m.Measured)
 }
 """The requests, each a gRPC method of its own: class → method name."""
 
@@ -365,5 +368,7 @@ def _check(message: Any) -> None:
             raise BadRequest("session_class is 1 to 64 of A-Z a-z 0-9 _ . : / -")
         if not 1 <= message.ttl_ms <= MAX_TTL_MS:
             raise BadRequest(f"ttl_ms {message.ttl_ms} is not between 1 ms and a year")
+    if isinstance(message, m.Measured) and not (message.lane < _LANES and message.bytes_per_second):
+        raise BadRequest(f"lane {message.lane} at {message.bytes_per_second} bytes per second is no measurement")
     if isinstance(message, m.Lease) and message.pin not in (-1, 0, 1):
         raise BadRequest(f"pin {message.pin} is none of -1, 0, 1")

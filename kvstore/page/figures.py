@@ -115,6 +115,8 @@ class TrafficFigures:
     """Of the membership; 0 where that never changes, and then neither this nor the lease is on the page."""
     lease_left_s: float = 0.0
     """Of the shard's own lease; below 0 when it is over."""
+    bandwidths: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Bytes per second by client and lane, as clients measured them when they connected."""
 
 
 class PageSource(Protocol):

@@ -238,6 +238,10 @@ def _others(snapshot: Snapshot, plain: Families) -> Iterator[Metric]:
     if traffic.refusals:
         text = "Connections and calls that were not let in."
         yield plain.counters("kv_refusals", text, "reason", dict(traffic.refusals))
+    if traffic.bandwidths:
+        text = "How fast a client reads this pool, by one copy when it connected."
+        rows = list(traffic.bandwidths.items())
+        yield plain.simple("gauge", "kv_peer_bandwidth_bytes_per_second", text, ("peer", "lane"), rows)
     if traffic.epoch:
         yield plain.gauge("kv_membership_epoch", "Changes of membership so far.", traffic.epoch)
         text = "Left of the shard's own lease; below 0 it is over, and nothing is published."

@@ -26,6 +26,7 @@ from kvstore.page.figures import (
     TrafficFigures,
     Transport,
 )
+from kvstore.transport.probe import LANES
 
 if TYPE_CHECKING:
     from kvstore.clients import Clients
@@ -96,6 +97,7 @@ class ShardSource:
             dict(self._refusals.counts) if self._refusals is not None else {},
             shard.core.ownership.epoch,
             shard.lease_left_s(),
+            {(name, LANES[lane]): float(rate) for (name, lane), rate in clients.bandwidths().items()},
         )
 
 

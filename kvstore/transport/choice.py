@@ -15,8 +15,10 @@ from kvstore.transport.mapped import MappedTransport
 
 if TYPE_CHECKING:
     from kvstore.transport.device.side import DeviceSide
+    from kvstore.transport.near import NearPeer
     from kvstore.transport.nixl.client import NixlTransport
     from kvstore.transport.nixl.lanes import Lane
+    from kvstore.transport.probe import Bandwidth
 
 KINDS = ("auto", "mapped", "nixl")
 
@@ -33,6 +35,7 @@ class Choice:
         self._mapped = MappedTransport()
         self._nixl: NixlTransport | None = None
         self._own = own
+        self._bandwidths: dict[str, Bandwidth | None] = {}
         if own is not None:
             self._mapped.lend(own)
 
@@ -48,7 +51,9 @@ class Choice:
         """See `Transport.connect`."""
         if self.name == "mapped" or (self.name == "auto" and _has_door(described)):
             try:
-                return await self._mapped.connect(described, layout, name, deadline)
+                peer = await self._mapped.connect(described, layout, name, deadline)
+                peer.bandwidth = self._measured(str(described.get("reached")), peer)
+                return peer
             except ShardUnavailable:
                 if self.name == "mapped" or not described.get("nixl") or deadline.passed:
                     raise
@@ -58,6 +63,14 @@ class Choice:
                 "nixl: start it with --nixl"
             )
         return await self._far().connect(described, layout, name, deadline)
+
+    def _measured(self, address: str, peer: NearPeer) -> Bandwidth | None:
+        """Once a shard: one that comes back is as near as it was."""
+        if self._bandwidths.get(address) is None:
+            from kvstore.transport.probe import probe
+
+            self._bandwidths[address] = probe(peer, onto=self._own is not None)
+        return self._bandwidths[address]
 
     def lanes(self) -> list[Lane]:
         """The lanes that reads by NIXL take, as UCX said when it chose them."""

@@ -6,9 +6,12 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.index import Index
+
+if TYPE_CHECKING:
+    from kvstore.transport.probe import Bandwidth
 
 
 class NearPeer:
@@ -18,6 +21,8 @@ class NearPeer:
         self.facts = facts
         self.when_dead: Callable[[], None] | None = None
         self.index: Index | None = index
+        self.bandwidth: Bandwidth | None = None
+        """As measured when we first connected; None: it was not."""
         self._pidfd = pidfd
         self._connection = connection
         # epoll, since several threads may ask one at once.

@@ -176,7 +176,6 @@ async def test_tails_and_full_blocks_come_back_from_the_log(device: str, tmp_pat
             k = tail.data.reshape(2, LAYOUT.block_tokens, per_token)
             assert tail.valid.tolist() == [4]
             assert (k[:, :4] == grown.reshape(2, LAYOUT.block_tokens, per_token)[:, :4]).all()
-            assert not k[:, 4:].any()
 
 
 async def test_a_killed_shard_is_unavailable_and_comes_back(device: str) -> None:
@@ -318,13 +317,61 @@ def test_how_the_memory_is_opened_is_told_at_the_door_only(cluster: LocalCluster
 
 
 def test_the_page_names_lane_and_device(cluster: LocalCluster, device: str) -> None:
-    with urlopen(cluster.metrics_urls[0], timeout=10) as page:
-        text = page.read().decode()
-    line = next(line for line in text.splitlines() if line.startswith("kv_transport_info{"))
+    line = next(line for line in _page(cluster, 0) if line.startswith("kv_transport_info{"))
     lane = "cuda_ipc" if device.startswith("cuda") else "memfd"
     assert 'transport="mapped"' in line
     assert f'lane="{lane}"' in line
     assert f'device="{device}"' in line
+
+
+async def test_how_fast_a_pool_is_read_is_measured_once_and_told(
+    cluster: LocalCluster, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvstore.transport import probe
+
+    timed: list[str] = []
+    real = probe._timed
+
+    def counted(lane: str, *rest: Any) -> Any:
+        timed.append(lane)
+        return real(lane, *rest)
+
+    monkeypatch.setattr(probe, "_timed", counted)
+    lanes = {"": "cuda_host", device: "cuda_ipc"} if device.startswith("cuda") else {"": "memfd", device: "memfd"}
+    for mine, lane in lanes.items():
+        timed.clear()
+        async with await Client.connect(cluster.file, LAYOUT, device=mine, name=f"reader-{mine or 'host'}") as client:
+            assert timed == [lane, lane], "one shard, one copy to time"
+            ranked = client.by_bandwidth()
+            rates = [bandwidth.bytes_per_second for _, bandwidth in ranked]
+            assert sorted(number for number, _ in ranked) == [0, 1]
+            assert rates == sorted(rates, reverse=True)
+            await client.report()
+            told = [line for line in _page(cluster, 0) if line.startswith("kv_peer_bandwidth_bytes_per_second{")]
+            mine_there = [line for line in told if f'peer="reader-{mine or "host"}"' in line]
+            assert len(mine_there) == 1
+            assert f'lane="{lane}"' in mine_there[0]
+            expected = dict(ranked)[0].bytes_per_second
+            assert float(mine_there[0].rsplit(" ", 1)[1]) == pytest.approx(expected, rel=1e-6)
+            await client.shards.links[0].drop()
+            assert (await client.lookup(some_keys(2, 1), counted=True)) is not None
+            assert timed == [lane, lane], "a shard that comes back is not measured again"
+            assert dict(client.by_bandwidth()) == dict(ranked)
+
+
+async def test_a_measurement_that_is_none_is_refused(cluster: LocalCluster) -> None:
+    from kvstore import messages as m
+    from kvstore.deadline import Deadline
+
+    async with await Client.connect(cluster.file, LAYOUT) as client:
+        for odd in (m.Measured(9, 5), m.Measured(0, 0)):
+            with pytest.raises(BadRequest, match="no measurement"):
+                await client.shards.links[0].call(odd, Deadline(2_000))
+
+
+def _page(cluster: LocalCluster, number: int) -> list[str]:
+    with urlopen(cluster.metrics_urls[number], timeout=10) as page:
+        return page.read().decode().splitlines()
 
 
 @pytest.mark.parametrize(

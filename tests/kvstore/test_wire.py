@@ -43,6 +43,7 @@ MESSAGES: list[Any] = [
     m.Remove(KEYS, m.Durability.LOG),
     m.Removed(FLAGS),
     m.Ping(),
+    m.Measured(2, 1 << 40),
     m.Pong(3, 1 << 40),
     wire.Cancel(U64),
     wire.Cancelled(U64),

@@ -94,6 +94,16 @@ class DevicePeer(NearPeer):
         with self._open() as pool:
             return self._move(block_moves(to, places, pool.address, slots, self.block_bytes))
 
+    @property
+    def pool_bytes(self) -> int:
+        """Of all blocks' data."""
+        return self._blocks * self.block_bytes
+
+    def copy_head(self, to: int, size: int) -> None:
+        """The first bytes of the pool, whatever they are, to address `to`: what a probe times."""
+        with self._open() as pool:
+            self._move([Move(to, size, pool.address, size, size, 1)])
+
     def generations(self, slots: Ints) -> Words:
         found: Words = self._generations[slots]
         return found
