@@ -272,7 +272,7 @@ def launch_always(cast: Cast) -> Stage:
 def starved(cast: Cast) -> Stage:
     """The device waits for the host as well, and the host's tasks wait for a CPU."""
     made = detailed(cast, plain(cast))
-    factor = cast.rng.uniform(1.9, 2.4)
+    factor = cast.rng.uniform(2.3, 2.8)
 
     def starve(_now: float) -> None:
         made.device.waits = 1 - 1 / factor
