@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +22,12 @@ sys.path.append(str(BENCHMARKS))
 
 from gpu import kineto, runner, wheels  # noqa: E402 - a script's parts
 from gpu.results import exit_code, table, write  # noqa: E402
-from gpu.rows import FAILED, MISSED, RIGHT, SKIPPED, WRONG, Row  # noqa: E402
+from gpu.rows import FAILED, MET, MISSED, RIGHT, SKIPPED, WRONG, Row  # noqa: E402
 from gpu.runner import Found, Orders, Runner  # noqa: E402
 from gpu.sections import SECTIONS, Section, named  # noqa: E402
+
+from tests.probes.nvml import machines  # noqa: E402
+from tests.probes.nvml.machines import Machine  # noqa: E402
 
 HAS_KERNELS = all(importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
 kernels = pytest.mark.skipif(not HAS_KERNELS, reason="torch or triton is not installed (extra cuda)")
@@ -315,3 +321,63 @@ def test_a_wheel_writes_nowhere_else(tmp_path: Path) -> None:
 
 def test_no_folder_of_wheels_is_no_wheels(tmp_path: Path) -> None:
     assert wheels.use(tmp_path / "none", tmp_path / "unpacked") == []
+
+
+# --- the GPU's own counters -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """An H100 of which only the driver's library is not real."""
+    if not HAS_KERNELS:
+        pytest.skip("torch or triton is not installed (extra cuda)")
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed (kvscope[nvml])")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler here, so no NVML to ask")
+    source, library = ROOT / "tests" / "probes" / "nvml" / "stub.c", tmp_path / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True, timeout=60)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    made = Machine(tmp_path)
+    monkeypatch.setenv("KVSCOPE_NVML_STUB", str(made.path))
+    made.set(machines.h100())
+    return made
+
+
+def test_gpm_is_read_through_the_probe(machine: Machine) -> None:
+    from gpu.telemetry import Probe, peak_of
+
+    probe = Probe("a UUID that NVML spells in another way")
+    try:
+        assert "gpm_dram_bandwidth_ratio" not in probe.read().values, "one sample is none"
+        time.sleep(0.15)
+        reading = probe.read()
+        machine.change({"gpm.10": 1e9})
+        time.sleep(0.15)
+        later = probe.read()
+    finally:
+        probe.close()
+    assert reading.values["gpm_dram_bandwidth_ratio"] == pytest.approx(0.9175)
+    assert reading.values["pcie_receive_bytes_per_second"] == pytest.approx(2048 * 2**20)
+    assert "gpm_dram_bandwidth_ratio" not in later.values
+    assert later.states["gpm_dram_bandwidth_ratio"], "the state says why"
+    known = SimpleNamespace(name="NVIDIA H200")
+    assert peak_of(known, reading) == (4800e9, "by the vendor's table")
+    clocked = SimpleNamespace(name="x", memory_bus_width=5120)
+    clock = reading.values["memory_clock_max_hertz"]
+    assert peak_of(clocked, reading)[0] == pytest.approx(2 * clock * 640)
+    assert peak_of(SimpleNamespace(name="x"), reading) == (0.0, "")
+
+
+def test_a_unit_that_is_wrong_is_a_wrong_number() -> None:
+    if not HAS_KERNELS:
+        pytest.skip("torch or triton is not installed (extra cuda)")
+    from gpu.check import Check
+    from gpu.telemetry import compare
+
+    rows: list[Row] = []
+    check = Check("telemetry", False, 1, float("inf"), rows.append)
+    for seen in (4.0e12, 2.9e12, 4.0e10, 4.0e14):
+        compare(check, "DRAM traffic by GPM", seen, 4.0e12, "")
+    compare(check, "DRAM traffic by GPM", 1.0, 0.0, "")
+    assert [row.state for row in rows] == [MET, MISSED, WRONG, WRONG, SKIPPED]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,12 @@ from gpu.rows import one_line
 from gpu.scenes import Draw
 from kvstore.client import Client
 from kvstore.cluster import LocalCluster
+from kvstore.keys import Keys, block_keys
 from kvstore.layout import Layout
+from kvstore.transport.device.rows import DeviceRows
+from kvstore.transport.device.staging import DeviceStaged
+
+Blocks = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def run(check: Check) -> None:
@@ -34,66 +40,68 @@ async def mapped(check: Check) -> None:
     device = "shm" if check.cpu else "cuda:0"
     layout = Layout("gpu-check", heads=2, head_dim=16) if check.cpu else Layout("gpu-check", heads=8, head_dim=128)
     count = 64 if check.cpu else 4096
-    keys = np.random.default_rng(check.seed).integers(1, 1 << 62, (count, 4), np.uint64)
-    keys[:, 3] &= np.uint64(0xFFFFFFFF)  # layer and head group 0
+    random = np.random.default_rng(check.seed)
+    keys = block_keys([random.bytes(24) for _ in range(count)], 0, 0)
     with LocalCluster(1, layout, 2 * count, device=device) as cluster:
         async with await Client.connect(cluster.file, layout, device=device, deadline_ms=20_000) as client:
-            blocks = await filled(check, client, keys, layout.block_bytes)
-            room = client.device_rows(count)
+            reader = Reader(check, client, client.device_rows(count))
+            blocks = await filled(check, client, keys)
             for verify in (True, False):
-                answer = await client.get_on_device(keys, room, verify=verify)
-                arrived = room.download()
-                name = "get from another process's pool" + (", sums checked" if verify else "")
-                if not answer.found.all() or not np.array_equal(arrived, blocks):
-                    wrong = int((arrived != blocks).any(1).sum())
-                    check.wrong_number(name, f"{int(answer.found.sum())} of {count} found, {wrong} differ")
-                else:
-                    check.right(name, None, note=f"{count} blocks of {layout.block_bytes // 1024} KiB through {device}")
-            order = np.random.default_rng(check.seed + 1).permutation(count)
-            for name, asked in (("runs as they were put", keys), ("scattered", keys[order])):
-                await rate(
-                    check, f"get, {name}", asked, lambda these: client.get_on_device(these, room, verify=False), layout
-                )
-            await rate(
-                check,
-                "get with sums, runs",
-                keys[: count // 8],
-                lambda these: client.get_on_device(these, room),
-                layout,
-            )
+                await reader.right(keys, blocks, verify=verify)
+            await reader.rate("get, runs as they were put", keys, verify=False)
+            await reader.rate("get, scattered", keys[random.permutation(count)], verify=False)
+            await reader.rate("get, runs, sums checked", keys[: count // 8], verify=True)
 
 
-async def filled(check: Check, client: Client, keys: np.ndarray, block_bytes: int) -> np.ndarray:  # type: ignore[type-arg]
+async def filled(check: Check, client: Client, keys: Keys) -> Blocks:
     """Random blocks, staged on the device and pulled from there by the shard; what they are, on the host."""
-    blocks = Draw(check.seed, "cpu").bytes(len(keys), block_bytes).numpy()
-    at_once = max(1, min(len(keys), (32 << 20) // block_bytes))
+    size = client.layout.block_bytes
+    blocks: Blocks = Draw(check.seed, "cpu").bytes(len(keys), size).numpy()
+    at_once = max(1, min(len(keys), (32 << 20) // size))
     seconds = 0.0
     for first in range(0, len(keys), at_once):
         these = slice(first, min(len(keys), first + at_once))
         run = await client.stage_on_device(these.stop - these.start)
-        run.rows.upload(blocks[these])  # type: ignore[attr-defined]
+        assert isinstance(run, DeviceStaged)
+        run.rows.upload(blocks[these])
         began = time.perf_counter()
         await client.put(keys[these], run)
         seconds += time.perf_counter() - began
-    check.measured("put from device memory", blocks.nbytes / seconds / 1e9, "GB/s", "sums by the shard and by us")
+    check.measured("put from device memory", blocks.nbytes / seconds / 1e9, "GB/s", "sums by both sides")
     return blocks
 
 
-async def rate(
-    check: Check,
-    name: str,
-    keys: np.ndarray,
-    get: Callable[[np.ndarray], Awaitable[object]],
-    layout: Layout,  # type: ignore[type-arg]
-) -> None:
-    """Median of some gets."""
-    taken = []
-    for _ in range(3 if check.cpu else 9):
-        began = time.perf_counter()
-        await get(keys)
-        taken.append(time.perf_counter() - began)
-        if check.left() <= 0:
-            break
-    seconds = statistics.median(taken)
-    size = len(keys) * layout.block_bytes
-    check.measured(name, size / seconds / 1e9, "GB/s", f"{len(keys)} blocks, {seconds * 1e3:.2f} ms")
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Gets of blocks from the shard's pool into `room`, which is ours."""
+
+    check: Check
+    client: Client
+    room: DeviceRows
+
+    async def right(self, keys: Keys, blocks: Blocks, *, verify: bool) -> None:
+        """What arrives where something else was before."""
+        self.room.upload(np.full_like(blocks, 0xA5))
+        answer = await self.client.get_on_device(keys, self.room, verify=verify)
+        wrong = int((self.room.download() != blocks).any(1).sum())
+        name = "get from another process's pool" + (", sums checked" if verify else "")
+        if wrong or not answer.found.all():
+            found = int(answer.found.sum())
+            self.check.wrong_number(name, f"{found} of {len(keys)} found, {wrong} have other bytes", wrong, "blocks")
+        else:
+            size = self.client.layout.block_bytes / 1024
+            note = f"{len(keys)} blocks of {size:g} KiB, {self.room.device.lane}"
+            self.check.right(name, 0, "blocks differ", note)
+
+    async def rate(self, name: str, keys: Keys, *, verify: bool) -> None:
+        """Median of some gets."""
+        taken = []
+        for _ in range(3 if self.check.cpu else 9):
+            began = time.perf_counter()
+            await self.client.get_on_device(keys, self.room, verify=verify)
+            taken.append(time.perf_counter() - began)
+            if self.check.left() <= 0:
+                break
+        seconds = median(taken)
+        size = len(keys) * self.client.layout.block_bytes
+        self.check.measured(name, size / seconds / 1e9, "GB/s", f"{len(keys)} blocks, {seconds * 1e3:.2f} ms")

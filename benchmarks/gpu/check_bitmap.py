@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,66 +13,85 @@ from gpu.scenes import Draw
 from gpu.tally import Tally
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A bitmap of `slots`, that share of them free, and so many requests at once."""
+
+    slots: int
+    share: float
+    requests: int
+
+    @property
+    def most(self) -> int:
+        """Slots of a request: all together may ask for about as many as there are."""
+        return min(4096, max(2, int(self.slots * self.share) * 2 // self.requests))
+
+    def __str__(self) -> str:
+        return f"{self.requests} requests, {self.slots} slots, {self.share:.0%} free"
+
+
 def run(check: Check) -> None:
-    ops = {name: operator(name, check.wrong) for name in ("bitmap_allocate", "bitmap_free", "bitmap_count")}
-    counted, given, freed = (Tally(check, name) for name in ("bitmap_count", "bitmap_allocate", "bitmap_free"))
-    sizes = (95, 700) if check.cpu else (31, 2000, 100_000, 1 << 20)
-    for slots in sizes:
-        for share in (0.0, 0.4, 0.9, 1.0):
-            draw = Draw(check.seed + slots, check.device)
-            what = f"{slots} slots, {share:.0%} free"
-            if check.left() > 0:
-                promises(ops, slots, share, draw, what, (counted, given, freed))
-            else:
-                for tally in (counted, given, freed):
-                    tally.leave_out()
-    for tally in (counted, given, freed):
+    ops = {name: operator(name, check.wrong) for name in ("bitmap_count", "bitmap_allocate", "bitmap_free")}
+    tallies = [Tally(check, name) for name in ops]
+    for trial in trials(check.cpu):
+        if check.left() > 0:
+            promises(ops, trial, Draw(check.seed + trial.slots, check.device), tallies)
+        else:
+            for tally in tallies:
+                tally.leave_out()
+    for tally in tallies:
         tally.tell()
     contended(check)
 
 
-def promises(
-    ops: dict[str, Op], slots: int, share: float, draw: Draw, what: str, tallies: tuple[Tally, Tally, Tally]
-) -> None:
-    """Count, take, take again until nothing is left, give back: no slot twice, none lost, all or nothing."""
+def trials(cpu: bool) -> list[Trial]:
+    if cpu:
+        return [Trial(slots, share, 5) for slots in (95, 300) for share in (0.5, 1.0)]
+    return [Trial(slots, share, 24) for slots in (31, 2000, 100_000, 1 << 20) for share in (0.0, 0.4, 0.9, 1.0)]
+
+
+def promises(ops: dict[str, Op], trial: Trial, draw: Draw, tallies: list[Tally]) -> None:
+    """Count, take, take again, give the last ones back: no slot twice, none lost, all or nothing."""
     from kvstore.kernels.bitmap import new_bitmap
     from kvstore.kernels.bitmap.reference import pack, unpack
     from kvstore.kernels.bitmap.state import FAULTS, FREE
 
     counted, given, freed = tallies
-    free = draw.flags(share, slots).cpu()
+    slots = trial.slots
+    free = draw.flags(trial.share, slots).cpu()
     words, state = new_bitmap(slots, draw.device)
     words = pack(torch.nn.functional.pad(free, (0, 32 * len(words) - slots))).to(draw.device)
     state[FREE] = int(free.sum())
-    counted.case(int(ops["bitmap_count"](words)) == int(free.sum()), what)
+
+    def as_counted() -> bool:
+        return torch.equal(unpack(words.cpu())[:slots], free) and int(state[FREE]) == int(free.sum())
+
+    counted.case(int(ops["bitmap_count"](words)) == int(free.sum()), str(trial))
     for turn in range(2):
-        asked = draw.numbers(24, 0, min(4096, max(2, int(slots * share) // 16)))
+        asked = draw.numbers(trial.requests, 0, trial.most)
         counts = torch.tensor(asked, dtype=torch.int32, device=draw.device)
         out = torch.full((len(asked), max(1, *asked)), 77, dtype=torch.int32, device=draw.device)
-        had = int(state[FREE])
         ops["bitmap_allocate"](words, state, counts, out, slots)
-        right = _as_promised(out, asked, free, had)
-        taken = out[out >= 0].long().cpu()
-        free[taken[taken < slots]] = False
-        right &= torch.equal(unpack(words.cpu())[:slots], free) and int(state[FREE]) == int(free.sum())
-        given.case(right, f"{what}, turn {turn}")
+        right = as_promised(out, asked, free)
+        taken = out[(out >= 0) & (out < slots)].long().cpu()
+        free[taken] = False
+        given.case(right and as_counted(), f"{trial}, turn {turn}")
     ops["bitmap_free"](words, state, out, slots)
-    free[taken[taken < slots]] = True
-    right = torch.equal(unpack(words.cpu())[:slots], free) and int(state[FREE]) == int(free.sum())
+    free[taken] = True
     broken = {name for name, place in FAULTS.items() if int(state[place])}
-    freed.case(right and not broken, f"{what} {sorted(broken)}")
+    freed.case(as_counted() and not broken, f"{trial} {sorted(broken)}")
 
 
-def _as_promised(out: Tensor, asked: list[int], free: Tensor, had: int) -> bool:
+def as_promised(out: Tensor, asked: list[int], free: Tensor) -> bool:
     """All or nothing for each, every slot free before and given once, and nobody refused who could be served."""
-    rows = out.tolist()
+    rows, was_free = out.tolist(), free.tolist()
     taken = [slot for row in rows for slot in row if slot != -1]
-    if len(set(taken)) != len(taken) or any(not 0 <= slot < len(free) or not free[slot] for slot in taken):
+    if len(set(taken)) != len(taken) or any(not 0 <= slot < len(was_free) or not was_free[slot] for slot in taken):
         return False
     served = [sum(slot != -1 for slot in row) for row in rows]
     if any(got not in (0, want) for got, want in zip(served, asked, strict=True)):
         return False
-    left = had - len(taken)
+    left = sum(was_free) - len(taken)
     return all(got or not want or want > left for got, want in zip(served, asked, strict=True))
 
 

@@ -24,6 +24,8 @@ ARMS = {
 }
 GRAPH = "resident, layers in a graph"
 _PROFILED = 3
+_KEPT = ("resident", "both faults", GRAPH)
+"""Arms whose traces are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Loop:
             self.pool.append(layer, key, value, before)
         self.hidden = draw.normal(plan.batch, shape.hidden, dtype=shape.dtype)
         self._slots = torch.zeros(plan.batch, dtype=torch.int64, device=check.device)
+        self._before = self._crossings()
         self._graph: torch.cuda.CUDAGraph | None = None
         if arm == GRAPH and not check.cpu:
             self._capture()
@@ -82,6 +85,16 @@ class Loop:
             self._slots.copy_(step.slots)
             self._graph.replay()
         return self.hidden
+
+    def crossed(self) -> tuple[float, float]:
+        """Reads of the device and uploads to it, a step."""
+        steps = max(1, self.pool.tokens(self.rows[0]) - self._plan.context)
+        reads, uploads = (now - before for now, before in zip(self._crossings(), self._before, strict=True))
+        return reads / steps, uploads / steps
+
+    def _crossings(self) -> tuple[int, int]:
+        meters = self.pool.crossing.meters
+        return sum(meters.device_reads.values()), sum(meters.device_uploads.values())
 
     def _capture(self) -> None:
         """The layers, with their slots and hidden states at fixed places; what is captured is not run."""
@@ -146,15 +159,13 @@ def tell(check: Check, plan: Plan, loops: dict[str, Loop], seconds: dict[str, fl
     """Tokens a second, the GPU's idle share (its work in a profiled run over the time of one without a profiler), and
     what crossed between host and device."""
     for arm, loop in loops.items():
-        meters = loop.pool.crossing.meters
-        reads, uploads = sum(meters.device_reads.values()), sum(meters.device_uploads.values())
-        steps = max(1, loop.pool.tokens(loop.rows[0]) - plan.context)
-        crossed = f"{reads / steps:.1f} reads and {uploads / steps:.1f} uploads a step"
+        reads, uploads = loop.crossed()
+        crossed = f"{reads:.1f} reads and {uploads:.1f} uploads a step"
         rate = plan.batch / seconds[arm]
         check.measured(f"{arm}", rate, "tokens/s", f"{seconds[arm] * 1e3:.2f} ms a step, {crossed}")
         if loop.pool.free_blocks() != loop.pool.free or loop.pool.faults():
             check.wrong_number(arm, f"{loop.pool.free_blocks()} blocks free, {loop.pool.free} counted")
-        activity = profiled(check, arm, loop.step, _PROFILED)
+        activity = profiled(check, arm, loop.step, _PROFILED, kept=arm in _KEPT)
         if activity is not None:
             told(check, arm, activity, seconds[arm])
     for arm in loops:

@@ -49,18 +49,24 @@ class Probe:
         status = self._source.collect_alone(now := time.time_ns() // 1_000_000)
         if status.state != "fresh":
             raise RuntimeError(status.error or status.state)
+        fresh = {
+            labels: found[1]
+            for labels in self._store.series()
+            if (found := self._store.latest(labels, now)) and found[0] == now
+        }
+        uuids = {uuid for labels in fresh if (uuid := labels.as_dict().get("UUID"))}
+        ours = self._uuid if self._uuid in uuids or len(uuids) != 1 else uuids.pop()
         values: dict[str, float] = {}
         states: dict[str, str] = {}
-        for labels in self._store.series():
-            found = self._store.latest(labels, now)
+        for labels, value in fresh.items():
             told = labels.as_dict()
             name = told[NAME].removeprefix(PREFIX)
-            if found is None or found[0] != now or told.get("UUID", self._uuid) != self._uuid:
+            if told.get("UUID", ours) != ours:
                 continue
             if name == "field_state":
                 states[told.get("field", "")] = told.get("state", "")
             else:
-                values.setdefault(name, found[1])
+                values.setdefault(name, value)
         return Reading(values, states, began, time.monotonic())
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu import rival
 from gpu.check import Check
-from gpu.check_decode import TOLERANCE
+from gpu.check_decode import errors
 from gpu.clock import Arm, Clock, Times, interleaved
 from gpu.exact import attention
 from gpu.ops import operator
@@ -93,8 +93,7 @@ def right(check: Check, size: Size, given: Scene, ours: Tensor) -> None:
     """Two of the sequences against float64."""
     worst = 0.0
     for row in {0, len(given.used) - 1}:
-        off = (ours[row].double() - attention(given, row)).abs().nan_to_num(nan=float("inf"))
-        worst = max(worst, float(off.max()) / TOLERANCE[given.query.dtype])
+        worst = max(worst, *errors(ours[row], attention(given, row), given.query.dtype))
     if worst <= 1.0:
         check.right(f"numbers, {size}", worst, "of tolerance", "two sequences against float64")
     else:
@@ -129,10 +128,9 @@ def rivals(check: Check, size: Size, given: Scene, ours: Tensor) -> dict[str, Ar
 def compare(check: Check, name: str, theirs: object, ours: Tensor) -> None:
     """Theirs and ours are the same attention, each rounded in its own way."""
     assert isinstance(theirs, Tensor)
-    off = float((theirs.reshape(-1).double() - ours.reshape(-1).double()).abs().nan_to_num(nan=float("inf")).max())
-    limit = 2 * TOLERANCE[ours.dtype]
-    if off > limit:
-        check.wrong_number(name, f"ours differs by {off:.2g} from theirs (limit {limit:.2g})", off)
+    off = max(errors(ours.reshape(-1), theirs.reshape(-1).double(), ours.dtype)) / 2
+    if off > 1.0:
+        check.wrong_number(name, "ours is not theirs", off, "of what two roundings allow")
 
 
 def tell(check: Check, size: Size, given: Scene, times: dict[str, Times]) -> None:

@@ -15,8 +15,8 @@ from gpu.check import Check
 from gpu.kineto import MOST_BYTES, Activity, activity, trim
 
 
-def profiled(check: Check, name: str, step: Callable[[], object], steps: int) -> Activity | None:
-    """Profile `steps` calls, keep the trace where results go. None where the profiler brought nothing of a GPU."""
+def profiled(check: Check, name: str, step: Callable[[], object], steps: int, *, kept: bool) -> Activity | None:
+    """Profile `steps` calls, keep the trace where results go (`kept`). None where it shows nothing of a GPU."""
     step()
     kinds = [ProfilerActivity.CPU] if check.cpu else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(activities=kinds) as seen:
@@ -29,7 +29,7 @@ def profiled(check: Check, name: str, step: Callable[[], object], steps: int) ->
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))
         whole = json.loads(path.read_text(encoding="utf-8"))
-    if check.out is not None:
+    if kept and check.out is not None:
         keep(check, name, whole)
     return activity(whole["traceEvents"], steps)
 
