@@ -93,6 +93,7 @@ def test_an_empty_batch() -> None:
         ({"format": "e4m3"}, "for uint8 KV, not for float32"),
         ({"format": "int4"}, "cannot be read as 'int4'"),
         ({"window": -1}, "cannot be below 0"),
+        ({"splits": 129}, "129 splits"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], words: str) -> None:

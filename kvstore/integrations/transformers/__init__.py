@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from kvstore.integrations.transformers.cache import StoreCache
     from kvstore.integrations.transformers.counts import Counts
     from kvstore.integrations.transformers.identity import identity_of, layout_of
+    from kvstore.integrations.transformers.paged import PagedCache
 
-__all__ = ["Counts", "StoreCache", "identity_of", "layout_of"]
+__all__ = ["Counts", "PagedCache", "StoreCache", "identity_of", "layout_of"]
 
-_WHERE = {"StoreCache": "cache", "Counts": "counts", "identity_of": "identity", "layout_of": "identity"}
+_WHERE = {
+    "StoreCache": "cache",
+    "PagedCache": "paged",
+    "Counts": "counts",
+    "identity_of": "identity",
+    "layout_of": "identity",
+}
 
 
 def __getattr__(name: str) -> Any:

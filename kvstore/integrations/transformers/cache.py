@@ -92,12 +92,14 @@ class StoreCache(Cache):
         durability: Durability = Durability.NONE,
         deadline_ms: int = DEADLINE_MS,
         backlog_bytes: int = BACKLOG_BYTES,
+        layers: list[StoreLayer] | None = None,
     ) -> StoreCache:
         """A cache for `input_ids` `[batch, tokens]`, filled with what the store has of them.
 
         `client`'s layout is the model's (`layout_of`). `session`: of the one row, or one a row (`sessions.Name`); None
         keeps full blocks only. `adapter`, `revision`: see `identity_of`. `salt`: the tenant's, as the layout's.
         `deadline_ms` bounds each call to the store, `backlog_bytes` what a row keeps waiting while the store is away.
+        `layers`: where the KV is kept here, if not in tensors of this cache's own.
 
         Raises `BadRequest` naming what cannot be: a layout that is not the model's, a model or batch that is not
         supported. Never raises for a store that is away.
@@ -120,7 +122,7 @@ class StoreCache(Cache):
         except StoreError as error:
             counts.write_failures += 1
             log.warning("a session could not be opened (%s); it will be with the first write", error)
-        layers = [StoreLayer(window) for window in place.windows]
+        layers = [StoreLayer(window) for window in place.windows] if layers is None else layers
         tokens = [ids[pad:] for ids, pad in zip(input_ids.tolist(), pads, strict=True)]
         match = take(place, layers, tokens, pads, numbers, device=input_ids.device, dtype=model.dtype, counts=counts)
         target = Target(client.client, place.columns, counts, durability, deadline_ms, session_class)

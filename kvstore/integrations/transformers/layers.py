@@ -106,6 +106,13 @@ class StoreLayer(CacheLayerMixin):
         self.lazy_initialization(keys, values)
         self.keys, self.values, self.length = keys, values, length
 
+    def last(self, row: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """K and V `[heads, tokens, head_dim]` of a row's last tokens; None where the window no longer has them."""
+        if self.keys is None or self.keys.shape[-2] < tokens:
+            return None
+        first = self.keys.shape[-2] - tokens
+        return self.keys[row, :, first:], self.values[row, :, first:]
+
     def take_fresh(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """K and V that came since the last call, `[batch, heads, new, head_dim]` each."""
         fresh, self._fresh = self._fresh, []

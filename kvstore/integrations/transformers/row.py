@@ -58,20 +58,22 @@ class Row:
             piece = self.history.partial()
             partial = None if piece is None else piece.data
         elif behind:
-            if any(layer.keys is None or layer.keys.shape[-2] < behind for layer in layers):
-                return False
             partial = self._from_layers(layers, number, behind)
+            if partial is None:
+                return False
         self.history.begin(self.history.tokens[:tokens], partial)
         return True
 
-    def _from_layers(self, layers: Sequence[StoreLayer], number: int, behind: int) -> Bytes:
-        """The last `behind` tokens of the layers as a block of all columns."""
+    def _from_layers(self, layers: Sequence[StoreLayer], number: int, behind: int) -> Bytes | None:
+        """The last `behind` tokens of the layers as a block of all columns; None where one no longer has them."""
         layout = self._layout
         shape = (layout.layers, layout.head_groups, 2, layout.heads, layout.block_tokens, -1)
         block = np.zeros((*shape[:-1], layout.head_dim * layout.item_bytes), np.uint8)
         for at, layer in enumerate(layers):
-            for side, states in enumerate((layer.keys, layer.values)):
-                last: torch.Tensor = states[number, :, states.shape[-2] - behind :].detach().cpu().contiguous()
-                raw = last.view(torch.uint8).numpy()
+            last = layer.last(number, behind)
+            if last is None:
+                return None
+            for side, states in enumerate(last):
+                raw = states.detach().cpu().contiguous().view(torch.uint8).numpy()
                 block[at, :, side, :, :behind] = raw.reshape(layout.head_groups, layout.heads, behind, -1)
         return block.reshape(len(layers) * layout.head_groups, -1)

@@ -155,17 +155,25 @@ def attend(
 
 
 @jit
-def combine(partial, sums, out, splits, HEAD_DIM: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
-    """One row of the output from its splits: each weighs 2**(its sum - the highest). A split that saw nothing is not
-    read, whatever lies there; a row that saw nothing is 0."""
+def combine(
+    partial, sums, out, splits,
+    HEAD_DIM: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """One row of the output from its splits, SOME at a time: each weighs 2**(its sum - the highest). A split that saw
+    nothing is not read, whatever lies there; a row that saw nothing is 0."""
     line = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, SPLITS)
     dims = tl.arange(0, D)
     levels = tl.load(sums + line * splits + each, mask=each < splits, other=float("-inf"))
     highest = tl.max(levels, 0)
-    weights = tl.exp2(levels - tl.where(highest == float("-inf"), 0.0, highest))
-    saw = (levels > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :]
-    states = tl.load(partial + (line * splits + each)[:, None] * HEAD_DIM + dims[None, :], mask=saw, other=0.0)
-    total = tl.sum(weights, 0)
-    mixed = tl.sum(states * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    total = tl.sum(tl.exp2(levels - highest), 0)
+    mixed = tl.zeros([D], tl.float32)
+    for first in range(0, splits, SOME):
+        some = first + tl.arange(0, SOME)
+        level = tl.load(sums + line * splits + some, mask=some < splits, other=float("-inf"))
+        saw = (level > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :]
+        states = tl.load(partial + (line * splits + some)[:, None] * HEAD_DIM + dims[None, :], mask=saw, other=0.0)
+        mixed += tl.sum(states * tl.exp2(level - highest)[:, None], 0)
+    mixed = mixed / tl.where(total > 0.0, total, 1.0)
     tl.store(out + line * HEAD_DIM + dims, mixed.to(out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -17,6 +17,8 @@ MOST_ROWS = 64
 """Rows of one program's products: query tokens × heads of a group; more are cut into several programs."""
 TILE_BYTES = 16 << 10
 """Of K, and as much of V, in a step of the loop; three stages of both fit into an sm_80's shared memory twice."""
+COMBINED = 8
+"""Splits of a row that are added up at once."""
 INTERPRETED_PROCESSORS = 2
 """What the interpreter counts as: enough for a small call to be split."""
 
@@ -64,8 +66,9 @@ def launch(call: Call, out: torch.Tensor, splits: int = 0, tiling: Tiling | None
         attend[(batch, parts, splits)](**arguments(call, into, sums, splits), **fixed, **options)
         if splits > 1:
             combine[(batch * q_len * heads,)](
-                into, sums, out, splits, HEAD_DIM=head_dim, D=tiling.dims, SPLITS=_power(splits), num_warps=1
-            )
+                into, sums, out, splits, HEAD_DIM=head_dim, D=tiling.dims, SPLITS=_power(splits), SOME=COMBINED,
+                num_warps=2,
+            )  # fmt: skip
     return splits
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kvstore.errors import BadRequest
 from kvstore.kernels.decode.launch import launch
 from kvstore.kernels.decode.pages import Call, Pages
 from kvstore.kernels.decode.reference import paged_decode_reference
+from kvstore.kernels.decode.splits import MOST_SPLITS
 from kvstore.kernels.language import launches
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,8 @@ paged_decode_csr.register_fake(_fake)
 
 
 def _run(call: Call, splits: int) -> torch.Tensor:
+    if not 0 <= splits <= MOST_SPLITS:
+        raise BadRequest(f"{splits} splits: 1 to {MOST_SPLITS} are possible, 0 chooses")
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
     if launches(call.query):
         launch(call, out, splits)

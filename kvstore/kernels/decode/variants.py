@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from kvstore.kernels.decode.attend import attend, combine
-from kvstore.kernels.decode.launch import arguments, constants, kernel_format, tiling_of
+from kvstore.kernels.decode.launch import COMBINED, arguments, constants, kernel_format, tiling_of
 from kvstore.kernels.decode.pages import Call, Pages
+from kvstore.kernels.decode.splits import MOST_SPLITS
 from kvstore.kernels.variant import Variant
 
 _TYPES = {
@@ -27,7 +28,8 @@ def variants() -> list[Variant]:
         _variant("bf16-e4m3-d128-b16", _call(BF16, E4M3), capability=(9, 0), targets=_SINCE_89),
         _variant("bf16-e4m3-bits-d128-b16", _call(BF16, E4M3), capability=(8, 0), targets=("sm_80",)),
         _variant("fp16-e5m2-d128-b128", _call(F16, E5M2, block_tokens=128), capability=(8, 0)),
-        _combine("combine-bf16-d128"),
+        _combine("combine-bf16-d128", head_dim=128, splits=16),
+        _combine("combine-bf16-d256-most", head_dim=256, splits=MOST_SPLITS),
     ]
 
 
@@ -82,8 +84,8 @@ def _variant(
     )  # fmt: skip
 
 
-def _combine(name: str) -> Variant:
-    fixed = {"HEAD_DIM": 128, "D": 128, "SPLITS": 16}
+def _combine(name: str, *, head_dim: int, splits: int) -> Variant:
+    fixed = {"HEAD_DIM": head_dim, "D": head_dim, "SPLITS": splits, "SOME": COMBINED}
     kinds = {"partial": "*fp32", "sums": "*fp32", "out": "*bf16", "splits": "i32"}
     signature = {parameter: kinds.get(parameter, "constexpr") for parameter in combine.arg_names}
-    return Variant(f"paged_decode-{name}", combine, signature, fixed, num_warps=1, num_stages=1, wide=True)
+    return Variant(f"paged_decode-{name}", combine, signature, fixed, num_warps=2, wide=True)
