@@ -27,6 +27,7 @@ GATED = (
     "kvstore.integrations",
     "kvstore.calls.rpc",
     "kvstore.bench.turns",
+    "kvstore.transport.device.gather_kernel",
     "kvstore.bench.steps",
     "kvstore.kernels",
     "kvstore.device",

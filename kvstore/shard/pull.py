@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,7 @@ def pull(staging: Arena, source: Slots, pool: PoolArena, target: Slots) -> Words
 
 def sums_of(arena: PoolArena, slots: Slots) -> Words:
     """xxh3-64 of the data in each of `slots`, as it lies there now."""
-    digest = xxhash.xxh3_64_intdigest
+    digest: Callable[[Any], int] = xxhash.xxh3_64_intdigest  # arrays have the buffer protocol
     return np.fromiter((digest(block) for block in arena.payloads(slots)), np.uint64, len(slots))
 
 

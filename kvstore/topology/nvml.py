@@ -7,6 +7,7 @@ not known; it is never taken for the slowest way.
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +29,7 @@ _SAME_BOARD = 0
 def read() -> Topology:
     """Of this host. Raises `BadRequest` in one line where NVML cannot be asked."""
     try:
-        import pynvml
+        pynvml: Any = importlib.import_module("pynvml")
     except ModuleNotFoundError:
         raise BadRequest("nvidia-ml-py is not installed: pip install 'kvscope[nvml]', or give --file FILE") from None
     try:

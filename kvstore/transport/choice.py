@@ -45,7 +45,9 @@ class Choice:
 
     def buffer(self, n: int) -> Bytes | None:
         """Memory for a get of `n` blocks that some transport wants rather than any other; None: none does."""
-        return None if self._nixl is None else self._nixl.buffer(n)
+        if self._nixl is not None:
+            return self._nixl.buffer(n)
+        return self._mapped.buffer(n, self._layout.slot_bytes)
 
     async def connect(self, described: dict[str, Any], layout: dict[str, Any], name: str, deadline: Deadline) -> Peer:
         """See `Transport.connect`."""

@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import select
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.header import Bytes
 from kvstore.index import Index
 
 if TYPE_CHECKING:
     from kvstore.transport.probe import Bandwidth
 
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 
-class NearPeer:
+
+class NearPeer(ABC):
     """A shard of this host behind its door: its pidfd, and the connection that stays open and silent."""
 
     def __init__(self, facts: dict[str, Any], index: Index, pidfd: int, connection: socket.socket) -> None:
@@ -31,6 +39,14 @@ class NearPeer:
         self._both = select.epoll()
         self._both.register(pidfd, select.EPOLLIN)
         self._both.register(connection.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+
+    @abstractmethod
+    def read(self, slots: Ints, rows: Ints | None, out: Bytes) -> int:
+        """See `Peer.read`; a slot outside the pool is a `BadRequest`."""
+
+    @abstractmethod
+    def generations(self, slots: Ints) -> Words:
+        """See `Peer.generations`."""
 
     def alive(self) -> bool:
         return self._pidfd >= 0 and _silent(self._watch)

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvstore.errors import BadRequest, StagingRejected
 from kvstore.header import Bytes
+from kvstore.transport.device.gather import Gather
 from kvstore.transport.device.memory import Exported, Move
 from kvstore.transport.device.runtime import (
     HANDLE_BYTES,
@@ -82,6 +83,7 @@ class CudaDevice:
         with self.current(ordinal) as library:
             library.call("cudaStreamCreateWithFlags", byref(stream), STREAM_NON_BLOCKING)
         self._stream = stream
+        self.gather: Gather | None = Gather(self)
 
     @contextlib.contextmanager
     def current(self, ordinal: int) -> Iterator[Runtime]:

@@ -6,10 +6,13 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvstore.errors import BadRequest
 from kvstore.header import Bytes
+
+if TYPE_CHECKING:
+    from kvstore.transport.device.gather import Gather
 
 _NAME = re.compile(r"shm|cuda:\d{1,3}")
 
@@ -60,6 +63,8 @@ class Device(Protocol):
 
     name: str
     kind: str
+    gather: Gather | None
+    """Copies many short runs at once; None: it cannot."""
     lane: str
     """How its memory is reached from other processes, as `kv_transport_info` says it."""
 

@@ -17,6 +17,7 @@ from kvstore.header import HEADER_BYTES, Bytes
 from kvstore.index import Index
 from kvstore.layout import Layout
 from kvstore.transport.device.arena import adopt_headers
+from kvstore.transport.device.gather import worth_it
 from kvstore.transport.device.memory import Device, DeviceMemory, Move
 from kvstore.transport.device.moves import block_moves, host_moves
 from kvstore.transport.near import NearPeer
@@ -92,7 +93,12 @@ class DevicePeer(NearPeer):
             return 0
         self._take_headers(slots, rows, heads)
         with self._open() as pool:
-            return self._move(block_moves(to, places, pool.address, slots, self.block_bytes))
+            moves = block_moves(to, places, pool.address, slots, self.block_bytes)
+            gather = self.device.gather
+            many = gather is not None and gather.usable and worth_it(len(moves), len(slots), self.block_bytes)
+            if gather is None or not many or not gather.copy(to, places, pool.address, slots, self.block_bytes):
+                self._move(moves)
+            return len(moves)
 
     @property
     def pool_bytes(self) -> int:

@@ -42,6 +42,7 @@ class ShmDevice:
     name = "shm"
     kind = "shm"
     lane = "memfd"
+    gather = None
 
     def allocate(self, size: int) -> ShmMemory:
         try:
