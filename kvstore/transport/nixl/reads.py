@@ -77,9 +77,8 @@ class Reads:
         if self.lost is not None:
             release()
             raise self.lost
-        seconds = self.seconds(size)
-        if seconds <= (COPY_S if self._copies else HERE_S):
-            begun = self._post_here(make, region, release, seconds)
+        if self.here(size):
+            begun = self._post_here(make, region, release, size)
             if begun is not None:
                 return begun
         read = self._entered(region, release)
@@ -90,16 +89,18 @@ class Reads:
             raise
         return read
 
-    def _post_here(
-        self, make: Make, region: Region, release: Callable[[], None], seconds: float
-    ) -> Moved | Pending | None:
+    def here(self, size: int) -> bool:
+        """Whether a read of so many bytes is short enough to be posted by whoever asks."""
+        return size * self._a_byte_s <= (COPY_S if self._copies else HERE_S)
+
+    def _post_here(self, make: Make, region: Region, release: Callable[[], None], size: int) -> Moved | Pending | None:
         """None: the agent is in use."""
         read: Pending | None = None
 
         def later() -> Over:
             nonlocal read
             read = self._entered(region, release)
-            read.here, read.until = True, time.perf_counter() + seconds + SPIN_S
+            read.here, read.until = True, time.perf_counter() + size * self._a_byte_s + SPIN_S
             return read.over
 
         try:
@@ -114,10 +115,6 @@ class Reads:
             release()
             return self.learned(moved)
         return read
-
-    def seconds(self, size: int) -> float:
-        """What the lane is thought to take for a read of so many bytes."""
-        return size * self._a_byte_s
 
     def learned(self, moved: Moved) -> Moved:
         """What the lane takes a byte is known better now."""
