@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from kvstore.afar import get_afar
 from kvstore.arena import headers_of
 from kvstore.arguments import counts, key_columns, whole_number
 from kvstore.client_base import ClientBase
+from kvstore.client_reads import Reads
+from kvstore.deadline import Deadline
 from kvstore.errors import BadRequest, ShardUnavailable
 from kvstore.fetch import Fetch, Need
 from kvstore.header import Bytes, Headers, Words
@@ -93,7 +96,7 @@ class OnDevice(ClientBase):
         `into`: `device_rows`, or anything contiguous there that has `__cuda_array_interface__` (a torch tensor `[m,
         *block_shape]`, such as one plane of a paged pool); nothing may be using these places. `verify` sums what has
         arrived from a copy off the device: without it the generations before and after the copy decide, and no byte of
-        the blocks passes through the host.
+        the blocks passes through the host. (From shards in host memory, or over the network, they come by way of it.)
         """
         deadline = self._deadline(deadline_ms)
         known = what if isinstance(what, Locations) else None
@@ -105,24 +108,32 @@ class OnDevice(ClientBase):
             raise BadRequest(f"block {int(at.max())} of {len(rows)} is no place on the device")
         verify = self.verify if verify is None else verify
         need = Need.of(min_clock, min_valid, len(keys), enforce=self._enforce_need)
-        onto = Onto(self, rows, at, self.layout, verify=verify)
-        fetch = Fetch(onto.shards, keys, home, onto.heads, self.layout.block_bytes, verify=verify, need=need)
-        nap = 0.0
         while True:
+            onto = Onto(self, rows, at, self.layout, verify=verify)
+            fetch = Fetch(onto.shards, keys, home, onto.heads, self.layout.block_bytes, verify=verify, need=need)
             try:
-                onto.refresh()
-                if known is not None:
-                    fetch.from_locations(known)
-                else:
-                    fetch.attempt()
+                await self._drive(fetch, keys, known, deadline)
+                return self._landed(fetch, onto.heads)
             except ShardUnavailable:
                 if deadline.passed:
                     raise
+                # It may come back elsewhere, or over the network: begin anew.
                 await self.shards.ensure(fetch.shards_waited_for(), deadline)
-                continue
-            known = None
+
+    async def _drive(self, fetch: Fetch, keys: Keys, known: Locations | None, deadline: Deadline) -> None:
+        """A get to its end, from known places first if there are any. Raises `ShardUnavailable`."""
+        if self.shards.afar:
+            await get_afar(cast(Reads, self), fetch, keys, known, deadline)
+            return
+        nap = 0.0
+        while True:
+            if known is not None:
+                fetch.from_locations(known)
+                known = None
+            else:
+                fetch.attempt()
             if fetch.done or deadline.passed:
-                return self._landed(fetch, onto.heads)
+                return
             await asyncio.sleep(min(nap, deadline.left_s))
             nap = min(_LONGEST_NAP_S, nap * 2 + 0.0001)
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from kvstore.errors import ShardUnavailable
+from kvstore.deadline import Deadline
 from kvstore.header import HEADER_BYTES, Bytes
 from kvstore.layout import Layout
 from kvstore.shards import Numbered, Shards
 from kvstore.tally import Tally
-from kvstore.transport import Ints, Peer, Words
+from kvstore.transport import Distant, Ints, Peer, Words
 from kvstore.transport.device.moves import host_moves
 from kvstore.transport.device.peer import DevicePeer
 from kvstore.transport.device.rows import DeviceRows
@@ -31,15 +31,10 @@ class Onto:
         self.verify = verify
         self.block_bytes = layout.block_bytes
         self._client = client
-        self._peers: dict[int, _OntoPeer] = {}
         near = all(isinstance(link.peer, DevicePeer) for link in client.shards.links)
         width = HEADER_BYTES if near and not verify else layout.slot_bytes
         self.heads: Bytes = np.empty((len(places), width), np.uint8)
         self.shards = cast(Shards, self)
-
-    def refresh(self) -> None:
-        """Before an attempt: shards may have come back, or changed."""
-        self._peers.clear()
 
     # --- what `Fetch` asks of shards ---------------------------------------------------------------------------------
 
@@ -54,17 +49,13 @@ class Onto:
         return self._client.shards.find(number, keys)
 
     def peer(self, number: int) -> Peer:
-        if number not in self._peers:
-            self._peers[number] = _OntoPeer(self._client.shards.peer(number), self)
-        return cast(Peer, self._peers[number])
+        return cast(Peer, _OntoPeer(self._client.shards.peer(number), self))
 
 
 class _OntoPeer:
     """A peer whose reads end on the device."""
 
     def __init__(self, peer: Peer, onto: Onto) -> None:
-        if peer.index is None:
-            raise ShardUnavailable(f"shard {peer.facts.get('shard')} is reached over the network: get, then upload")
         self._peer = peer
         self._onto = onto
         self.facts = peer.facts
@@ -87,5 +78,22 @@ class _OntoPeer:
                 onto.target.device.move(moves)
             return descriptors
         descriptors = self._peer.read(slots, rows, out)
-        onto.target.device.move(host_moves(address, places, out[:, HEADER_BYTES:], size, rows=at))
+        self._upload(at, out)
         return descriptors
+
+    async def fetch(self, slots: Ints, rows: Ints | None, out: Bytes, deadline: Deadline) -> int:
+        """Over the network, by way of host memory."""
+        if not len(slots):
+            return 0
+        descriptors = await cast(Distant, self._peer).fetch(slots, rows, out, deadline)
+        self._upload(np.arange(len(slots), dtype=np.int64) if rows is None else rows, out)
+        return descriptors
+
+    async def fetch_generations(self, slots: Ints, deadline: Deadline) -> Words:
+        return await cast(Distant, self._peer).fetch_generations(slots, deadline)
+
+    def _upload(self, at: Ints, out: Bytes) -> None:
+        """Rows `at` of what has landed in host memory, on to their places."""
+        onto = self._onto
+        room = out[:, HEADER_BYTES:]
+        onto.target.device.move(host_moves(onto.target.address, onto.places[at], room, onto.block_bytes, rows=at))
