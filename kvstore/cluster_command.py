@@ -13,9 +13,9 @@ from types import FrameType
 from kvstore import options
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest
-from kvstore.header import HEADER_BYTES
 from kvstore.lifeline import end_with
 from kvstore.memory import require_memory
+from kvstore.settings import host_bytes
 
 EXIT_SHARD_DIED = 1
 
@@ -29,8 +29,7 @@ def run(argv: Sequence[str]) -> int:
     options.session_ttl_of(given.session_ttl)
     options.require_port("--listen", port, shards=given.shards)
     options.require_port("--metrics-port", given.metrics_port, shards=given.shards)
-    on_device = any(options.devices_of(given.device))
-    require_memory(blocks * (HEADER_BYTES if on_device else layout.slot_bytes), given.shards)
+    require_memory(max(host_bytes(layout, blocks, device) for device in options.devices_of(given.device)), given.shards)
     told: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:

@@ -168,9 +168,9 @@ class Door:
         except (TimeoutError, OSError):
             pass
         finally:
-            connection.close()
             if client is not None:
                 self._leave(client)
+            connection.close()
 
     def _leave(self, client: Connected) -> None:
         self._clients.leave(client)

@@ -85,7 +85,7 @@ class Settings:
     @property
     def host_bytes(self) -> int:
         """What the pool takes of host memory."""
-        return self.blocks * (HEADER_BYTES if self.device else self.layout.slot_bytes)
+        return host_bytes(self.layout, self.blocks, self.device)
 
     def _require_access(self) -> None:
         if self.access.tls and self.access.cert is None:
@@ -134,6 +134,11 @@ def _anywhere(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
         return False
+
+
+def host_bytes(layout: Layout, blocks: int, device: str) -> int:
+    """What a pool on `device` takes of host memory: all of it, or its headers."""
+    return blocks * (HEADER_BYTES if device.startswith("cuda") else layout.slot_bytes)
 
 
 def default_run_dir() -> Path:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kvstore import messages as m
 from kvstore.client import DEADLINE_MS, Client
+from kvstore.client_device import DeviceBlocks
 from kvstore.deadline import Deadline
 from kvstore.errors import ShardUnavailable, StoreError
 from kvstore.forks import require_process
@@ -25,8 +26,10 @@ from kvstore.header import Bytes, Words
 from kvstore.keys import Keys
 from kvstore.layout import Layout
 from kvstore.locations import Blocks, Locations
+from kvstore.staging import Staged
 from kvstore.traced import span_of, within
 from kvstore.transport import Ints
+from kvstore.transport.device.rows import DeviceRows
 
 T = TypeVar("T")
 
@@ -217,7 +220,16 @@ class SyncClient:
             return None
         return self.client.finish(fetch) if fetch.done else None
 
-    def put(self, keys: Keys, blocks: npt.NDArray[Any], **options: Any) -> m.Published:
+    def device_rows(self, n: int) -> DeviceRows:
+        return self.client.device_rows(n)
+
+    def stage_on_device(self, n: int, **options: Any) -> Staged:
+        return self.run(self.client.stage_on_device(n, **options))
+
+    def get_on_device(self, what: Keys | Locations, into: Any, **options: Any) -> DeviceBlocks:
+        return self.run(self.client.get_on_device(what, into, **options))
+
+    def put(self, keys: Keys, blocks: npt.NDArray[Any] | Staged, **options: Any) -> m.Published:
         return self.run(self.client.put(keys, blocks, **options))
 
     def append(self, session: int | SyncSession, keys: Keys, blocks: npt.NDArray[Any], **options: Any) -> m.Published:

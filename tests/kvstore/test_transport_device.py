@@ -20,7 +20,7 @@ import pytest
 
 from kvstore.arena import Arena
 from kvstore.checks import Verdict
-from kvstore.client import Client
+from kvstore.client import Client, SyncClient
 from kvstore.cluster import LocalCluster
 from kvstore.errors import BadRequest, ChecksumMismatch, ShardUnavailable, StagingRejected
 from kvstore.header import HEADER_BYTES, sums
@@ -110,6 +110,18 @@ async def test_a_pool_in_host_memory_is_read_onto_the_device_too(device: str) ->
         host_key = next(key for seed in range(9, 99) if client.shards.home(key := some_keys(1, seed))[0] == 1)
         with pytest.raises(StagingRejected, match="outside"):
             await client.put(host_key, run)
+
+
+def test_plain_code_has_the_same(cluster: LocalCluster, device: str) -> None:
+    keys = some_keys(9, seed=44)
+    with SyncClient(cluster.file, LAYOUT, device=device) as client:
+        keys = keys[client.client.shards.home(keys) == 1]
+        run = client.stage_on_device(len(keys))
+        run.rows.upload(blocks_for(keys))
+        assert not client.put(keys, run).existed.any()
+        room = client.device_rows(len(keys))
+        assert client.get_on_device(keys, room).found.all()
+        assert (room.download() == blocks_for(keys)).all()
 
 
 async def test_shards_pull_out_of_the_clients_device(cluster: LocalCluster, device: str) -> None:
@@ -213,7 +225,7 @@ async def test_leased_places_are_read_from_a_stopped_shard(cluster: LocalCluster
 
 _GUEST = """
 import asyncio, sys
-from kvstore.client import Client
+from kvstore.client import Client, SyncClient
 from tests.kvstore.process_rig import LAYOUT, blocks_for, some_keys
 async def main():
     client = await Client.connect(sys.argv[1], LAYOUT, device=sys.argv[2])
@@ -240,7 +252,7 @@ async def test_a_killed_client_costs_the_shard_nothing(cluster: LocalCluster, de
 _WRITER = """
 import asyncio, sys
 import numpy as np
-from kvstore.client import Client
+from kvstore.client import Client, SyncClient
 from tests.kvstore.process_rig import LAYOUT, blocks_for, some_keys
 async def main():
     async with await Client.connect(sys.argv[1], LAYOUT) as client:

@@ -197,17 +197,19 @@ async def test_handles_are_opened_once_and_closed_before_the_memory_goes(stub: S
     keys = some_keys(20, 1)
     with LocalCluster(2, LAYOUT, 64, device="cuda:0") as cluster:
         async with await Client.connect(cluster.file, LAYOUT, device="cuda:1") as client:
-            room = client.device_rows(20)
+            room, freed = client.device_rows(20), stub.counts()["cudaFree"]
             for _ in range(5):
                 await client.put(keys, blocks_for(keys))
                 await client.get(keys)
                 assert (await client.get_on_device(keys, room)).found.all()
             assert stub.counts()["cudaIpcOpenMemHandle"] == 4
             assert not stub.counts()["cudaIpcCloseMemHandle"]
-            assert not stub.counts()["cudaFree"]
+            assert stub.counts()["cudaFree"] == freed
         calls = stub.calls()
         assert calls.count("cudaIpcCloseMemHandle") == 4
-        assert calls.index("cudaFree") > max(at for at, call in enumerate(calls) if call == "cudaIpcCloseMemHandle")
+        assert max(at for at, call in enumerate(calls) if call == "cudaFree") > max(
+            at for at, call in enumerate(calls) if call == "cudaIpcCloseMemHandle"
+        )
     assert "FREED-WHILE-OPEN" not in stub.calls()
     for pid in cluster.pids:
         assert not stub.counts(pid)["cudaFree"], "a pool that others may read goes with its process"
@@ -219,14 +221,27 @@ async def test_memory_that_a_stopped_shard_may_read_is_not_freed(stub: Stub, mon
     monkeypatch.setattr(side, "PART_S", 0.1)
     with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
         client = await Client.connect(cluster.file, LAYOUT, device="cuda:0")
+        freed = stub.counts()["cudaFree"]
         cluster.kill(0, signal.SIGSTOP)
         await client.close()
         cluster.kill(0, signal.SIGCONT)
-        assert not stub.counts()["cudaFree"]
+        assert stub.counts()["cudaFree"] == freed
         async with await Client.connect(cluster.file, LAYOUT, device="cuda:0") as other:
+            freed = stub.counts()["cudaFree"]
             cluster.kill(0)
             await other.close()
-        assert stub.counts()["cudaFree"] == 1, "a dead shard reads nothing"
+        assert stub.counts()["cudaFree"] == freed + 1, "a dead shard reads nothing"
+
+
+async def test_a_shard_that_ends_first_lets_go_before_it_says_so(stub: Stub) -> None:
+    with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
+        async with await Client.connect(cluster.file, LAYOUT, device="cuda:0"):
+            freed = stub.counts(os.getpid())["cudaFree"]
+            cluster.kill(0, signal.SIGTERM)
+        calls = stub.calls()
+        assert "FREED-WHILE-OPEN" not in calls
+        assert stub.counts(cluster.pids[0])["cudaIpcCloseMemHandle"] == 1
+        assert stub.counts(os.getpid())["cudaFree"] == freed + 1
 
 
 @pytest.mark.parametrize(("apart", "opened_on"), [(False, 1), (True, 0)])

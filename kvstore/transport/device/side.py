@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import socket
 
 from kvstore.layout import Layout
@@ -13,6 +14,8 @@ from kvstore.transport.device.peer import DevicePeer
 from kvstore.transport.device.staging import DeviceStaging
 
 STAGING_BYTES = 64 << 20
+_log = logging.getLogger("kvstore.transport.device")
+
 PART_S = 2.0
 """For shards to let go of our memory; after that it stays until this process ends (policy)."""
 
@@ -48,6 +51,13 @@ class DeviceSide:
             await asyncio.sleep(nap)
         if not waiting and all(peer.parting is not None for peer in self._peers):
             self.staging.close()
+        else:
+            _log.warning(
+                "%d MiB on %s stay taken until this process ends: %d shards have not said that they let go of them",
+                self.staging.memory.size >> 20,
+                self.device.name,
+                max(1, len(waiting)),
+            )
         for connection in waiting:
             connection.close()
         self._peers = []
