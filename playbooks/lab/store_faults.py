@@ -200,3 +200,25 @@ def slow_host(cast: Cast) -> Stage:
         made.shard.trouble.slow = 20.0
 
     return made.stage(Truth("unknown"), events=[(made.onset, slow)])
+
+
+@scenario("store-over-tcp")
+def over_tcp(cast: Cast) -> Stage:
+    """The other shards of the host are read over a faster lane; this one may only use TCP."""
+    made = StoreSet(cast, replace(USUAL, lane="cma"))
+    made.reconfigure(lane="tcp")
+    return made.stage(made.on_shard("wrong-transport", None, "UCX_TLS=tcp in its environment"))
+
+
+@scenario("store-tcp-everywhere")
+def tcp_everywhere(cast: Cast) -> Stage:
+    """All shards are read over TCP, and nothing says that there is anything faster."""
+    return StoreSet(cast, replace(USUAL, lane="tcp")).stage(Truth("healthy"))
+
+
+@scenario("store-scattered")
+def scattered(cast: Cast) -> Stage:
+    """A shard's windows were put out of order: each block is read by itself."""
+    made = StoreSet(cast, replace(USUAL, lane="cma"), rate=1.5)
+    made.reconfigure(scattered=True)
+    return made.stage(made.on_shard("descriptor-explosion", None, "windows whose blocks lie in no order"))

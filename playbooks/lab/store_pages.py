@@ -19,6 +19,7 @@ def shard_families(shard: StoreShard, model: str, now: float, epoch: float, peer
     labels: LabelPairs = (("model_name", model), ("shard", shard.name))
     families = [
         _info(shard, labels),
+        _transports(shard, own),
         *_pool(shard.pool, shard.pool.states(now), labels, own),
         *_lookups(shard, labels, own),
         *_operations(shard, now, own),
@@ -48,6 +49,14 @@ def _info(shard: StoreShard, labels: LabelPairs) -> Family:
         ("durability", "log+sync" if config.durable else "none"), ("layout", "5d3c1f0a9be27746"),
     )  # fmt: skip
     return _gauge("kv_store_info", 1.0, merged(labels, *told))
+
+
+def _transports(shard: StoreShard, own: LabelPairs) -> Family:
+    ways = [("mapped", "memfd"), *([("nixl", shard.config.lane)] if shard.config.lane else [])]
+    family = Family("kv_transport_info", "gauge", "kv_transport_info")
+    for transport, lane in ways:
+        family = family.one(1.0, merged(own, ("transport", transport), ("lane", lane), ("device", "")))
+    return family
 
 
 def _gauge(name: str, value: float, labels: LabelPairs) -> Family:

@@ -24,7 +24,8 @@ class StoreConfig:
     """Options of one shard. ``naive_bitmap``: the host reads a bitmap of the device on every allocation.
 
     ``device_table``: block tables lie on the device, and a batch of changes goes there in ``uploads`` uploads (1: all
-    together, as it should).
+    together, as it should). ``lane``: clients read it by NIXL over this lane. ``scattered``: neighbours in a chain lie
+    apart, so that every block is a descriptor of its own.
     """
 
     blocks: int = 8192
@@ -34,6 +35,8 @@ class StoreConfig:
     naive_bitmap: bool = False
     device_table: bool = False
     uploads: int = 1
+    lane: str = ""
+    scattered: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +145,7 @@ class StoreShard:
         chunk.leased_until = now + LEASE_S
         self.meters.leases_granted += 1
         self.meters.read_blocks["ok"] += had
-        self.meters.read_descriptors += len(chunk.runs)
+        self.meters.read_descriptors += had if self.config.scattered else len(chunk.runs)
         self.pool.touch(chunk, now)
 
     def _read(self, chunks: int, now: float) -> None:
