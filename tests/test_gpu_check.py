@@ -153,10 +153,11 @@ def run(check):
 
 @pytest.fixture
 def sections(tmp_path: Path) -> dict[str, Section]:
-    """Sections that raise, die, hang, and do well."""
+    """Sections that raise, die, leave the GPU in error, hang, and do well."""
     bodies = {
         "raises": 'raise ValueError("something\\nlong")',
         "dies": "os.kill(os.getpid(), 9)",
+        "errs": f"raise SystemExit({runner.GPU_IN_ERROR})",
         "hangs": "time.sleep(600)",
         "well": 'check.right("after", 1.0, "of it")',
     }
@@ -177,6 +178,8 @@ def test_a_section_that_fails_costs_no_other(
     assert told["raises"][1].note == "ValueError: something"
     assert [row.state for row in told["dies"]] == [RIGHT, FAILED]
     assert "signal 9" in told["dies"][1].note
+    assert [row.name for row in told["errs"]] == ["before", "GPU"]
+    assert "left in error" in told["errs"][1].note
     assert [row.state for row in told["hangs"]] == [RIGHT, FAILED]
     assert "was killed" in told["hangs"][1].note
     assert [row.state for row in told["well"]] == [RIGHT, RIGHT]

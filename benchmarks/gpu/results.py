@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gpu.rows import BAD, STATES, Row
+from gpu.rows import BAD, RIGHT, STATES, Row
 from gpu.runner import Found
 
 SCHEMA = "kvscope.gpu-check/1"
@@ -29,15 +29,17 @@ def figure(row: Row) -> str:
 
 
 def table(found: Found) -> str:
-    """All rows, section by section, and what they come to."""
-    wide = max((len(row.name) for row in found.rows), default=0)
-    lines, section = [], ""
-    for row in found.rows:
-        if row.section != section:
-            section = row.section
-            took = found.seconds.get(section)
-            lines.append(f"{section}" + (f" ({took:g} s)" if took is not None else ""))
-        lines.append(f"  {row.name:<{wide}}  {row.state:<8}  {figure(row):<32} {row.note}".rstrip())
+    """Section by section: how many rows are right, and every other row; then what it ran on and what it comes to."""
+    others = [row for row in found.rows if row.state != RIGHT]
+    wide = max((len(row.name) for row in others), default=0)
+    lines = []
+    for section in dict.fromkeys(row.section for row in found.rows):
+        right = sum(row.state == RIGHT for row in found.rows if row.section == section)
+        took = found.seconds.get(section)
+        lines.append(section + (f" ({took:g} s)" if took is not None else "") + (f": {right} right" if right else ""))
+        for row in others:
+            if row.section == section:
+                lines.append(f"  {row.name:<{wide}}  {row.state:<8}  {figure(row):<34}  {row.note}".rstrip())
     return "\n".join([*lines, "", machine(found.facts), verdict(found)])
 
 
