@@ -264,12 +264,16 @@ def test_a_slow_link_sample_of_2_to_the_32_is_no_rate(machine: Machine, watch: C
     assert one.states("pcie_transmit.*") == {"pcie_transmit_bytes_per_second": "out_of_range"}
 
 
-def test_a_device_lost_in_mid_reading_leaves_nothing_of_it(machine: Machine, watch: Callable[..., Watched]) -> None:
-    machine.set(machines.h100() | {"DeviceGetCount": 2, "DeviceGetUUID@1": "GPU-0001"})
+def test_a_device_lost_in_mid_reading_leaves_nothing_of_it(
+    machine: Machine, watch: Callable[..., Watched], tmp_path: Path
+) -> None:
+    log = tmp_path / "calls"
+    machine.set(machines.h100() | {"DeviceGetCount": 2, "DeviceGetUUID@1": "GPU-0001", "calls": log})
     one = watch()
     one.cycle()
     assert set(one.ask("kv:gpu_power_watts", "gpu")) == {"0", "1"}
-    machine.change({"lost_after@1": 40, "DeviceGetUUID@1": "GPU-0001"})
+    so_far = sum(line.endswith("@1") for line in log.read_text().splitlines())
+    machine.change({"lost_after@1": so_far + 20, "calls": None})
     status = one.cycle()
     assert (status.state, status.error) == ("fresh", None)
     assert "GPU 1: the driver says that it is lost" in status.detail
