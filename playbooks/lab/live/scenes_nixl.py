@@ -23,7 +23,7 @@ def wrong_transport(draw: Draw) -> Plan:
 @scenario("descriptor-explosion", "one shard's blocks are put out of order, and read one by one", needs=("nixl",))
 def descriptor_explosion(draw: Draw) -> Plan:
     """Long prompts, so that a few turns a second read many blocks."""
-    kinds = usual(0.4).kinds
+    kinds = usual(0.6).kinds
     load = Load(tuple(replace(kind, first_tokens=10_000, prefixes=2, prefix_tokens=8192, spread=0.1) for kind in kinds))
     if draw.level:
         load = replace(load, scattered=Scattered(draw.shard, draw.by_level(0.85, 0.95, 1.0)))

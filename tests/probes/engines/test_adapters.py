@@ -45,6 +45,10 @@ NODE = dict.fromkeys(
 )
 # On the page of a shard that is reached by nixl, too; the page that is written by hand is of one that is not.
 AFAR = dict.fromkeys(("kv_transfer_seconds", "kv_transfer_bytes", "kv_transfer_descriptors"), "histogram")
+# What only a store on a device has: what it sends there.
+UPLOADS = dict.fromkeys(
+    ("kv_device_uploads_total", "kv_device_upload_bytes_total", "kv_device_upload_seconds_total"), "counter"
+)
 # Units of the catalogue that are another word for ours, and those that a rule's scale turns into ours.
 WORDS = {
     "ratio 0-1": "ratio",
@@ -161,7 +165,7 @@ def test_every_raw_name_is_known_with_the_type_of_its_canonical_entry() -> None:
         elif metric in catalogue():
             kind = str(catalogue()[metric]["type"])
         else:
-            known = store_types() | sysfs_types() | dcgm_types() | nvml_types() | NODE | AFAR
+            known = store_types() | sysfs_types() | dcgm_types() | nvml_types() | NODE | AFAR | UPLOADS
             kind = known.get(metric) or seen_types().get(metric, "nowhere to be found")
         if kind != entry.type and not (kind == "unknown" and entry.type == "counter"):
             wrong.append(f"{rule.file}:{rule.line}: {metric} is {kind}, {entry.name} a {entry.type}")
