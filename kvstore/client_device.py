@@ -94,7 +94,8 @@ class OnDevice(ClientBase):
         """As `Client.get`, onto the client's device: row `i` becomes block `places[i]` (default: `i`) of `into`.
 
         `into`: `device_rows`, or anything contiguous there that has `__cuda_array_interface__` (a torch tensor `[m,
-        *block_shape]`, such as one plane of a paged pool); nothing may be using these places. `verify` sums what has
+        *block_shape]`, such as one plane of a paged pool); what the caller's current stream still does there is waited
+        for, other streams are the caller's to see to. `verify` sums what has
         arrived from a copy off the device: without it the generations before and after the copy decide, and no byte of
         the blocks passes through the host. (From shards in host memory, or over the network, they come by way of it.)
         """
@@ -108,6 +109,7 @@ class OnDevice(ClientBase):
             raise BadRequest(f"block {int(at.max())} of {len(rows)} is no place on the device")
         verify = self.verify if verify is None else verify
         need = Need.of(min_clock, min_valid, len(keys), enforce=self._enforce_need)
+        self.side.device.settle()
         while True:
             onto = Onto(self, rows, at, self.layout, verify=verify)
             fetch = Fetch(onto.shards, keys, home, onto.heads, self.layout.block_bytes, verify=verify, need=need)

@@ -227,6 +227,7 @@ class SyncClient:
         return self.run(self.client.stage_on_device(n, **options))
 
     def get_on_device(self, what: Keys | Locations, into: Any, **options: Any) -> DeviceBlocks:
+        self.client.side.device.settle()  # streams are a thread's, and the loop's thread has others
         return self.run(self.client.get_on_device(what, into, **options))
 
     def put(self, keys: Keys, blocks: npt.NDArray[Any] | Staged, **options: Any) -> m.Published:

@@ -284,7 +284,7 @@ static int drained(stream_t *stream) {
 int cudaStreamSynchronize(void *stream) {
     int fault = begun("cudaStreamSynchronize");
     pthread_mutex_lock(&lock);
-    int code = drained(stream);
+    int code = stream ? drained(stream) : 0; /* nothing of ours is on the default stream */
     pthread_mutex_unlock(&lock);
     return fault ? fault : code;
 }

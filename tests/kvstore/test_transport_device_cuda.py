@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,39 @@ def test_the_callers_current_device_stays_what_it_was(stub: Stub) -> None:
     assert now.value == 1
     assert stub.devices_of("cudaMalloc") == {0}
     assert stub.devices_of("cudaStreamSynchronize") == {0}
+
+
+def test_what_the_caller_has_begun_is_waited_for_on_its_own_stream(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch that is the default stream; with it, the one that is current for this thread and device."""
+    waited: list[int] = []
+    device = cuda("cuda:1")
+    real = device._library.call
+
+    def noted(name: str, *arguments: Any) -> None:
+        if name == "cudaStreamSynchronize":
+            waited.append(arguments[0])
+            return
+        real(name, *arguments)
+
+    monkeypatch.setattr(device._library, "call", noted)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    device.settle()
+
+    class Torch:
+        """As much of torch as says which stream is current."""
+
+        class cuda:  # noqa: N801
+            @staticmethod
+            def is_initialized() -> bool:
+                return True
+
+            @staticmethod
+            def current_stream(ordinal: int) -> Any:
+                return type("Stream", (), {"cuda_stream": 7000 + ordinal})
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    device.settle()
+    assert waited == [0, 7001]
 
 
 def test_memory_is_freed_with_the_last_that_looks_at_it(stub: Stub) -> None:

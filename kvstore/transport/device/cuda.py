@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from kvstore.transport.device.runtime import (
     HANDLE_BYTES,
     HOST_ALLOC_PORTABLE,
     IPC_LAZY_PEER_ACCESS,
+    LEGACY_STREAM,
     MEMCPY_DEFAULT,
     PEER_ACCESS_ALREADY_ENABLED,
     STREAM_NON_BLOCKING,
@@ -196,6 +198,13 @@ class CudaDevice:
             return
         pitches = (move.to, move.to_pitch, move.source, move.source_pitch, move.width, move.rows)
         library.call("cudaMemcpy2DAsync", *pitches, MEMCPY_DEFAULT, self._stream)
+
+    def settle(self) -> None:
+        torch: Any = sys.modules.get("torch")
+        known = torch is not None and torch.cuda.is_initialized()
+        stream = torch.cuda.current_stream(self.ordinal).cuda_stream if known else LEGACY_STREAM
+        with self.current(self.ordinal) as library:
+            library.call("cudaStreamSynchronize", stream)
 
     def quiesce(self) -> None:
         with self.current(self.ordinal) as library:

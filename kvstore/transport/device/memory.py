@@ -84,6 +84,11 @@ class Device(Protocol):
         """Copy; returns when all of it has arrived. Raises `DeviceFailed`; then too nothing is under way any more."""
         ...
 
+    def settle(self) -> None:
+        """Returns when what the calling thread has begun on its current stream of the device is done: it may just be
+        writing to what it hands over."""
+        ...
+
     def quiesce(self) -> None:
         """Returns when whatever this process has begun on the device so far is done."""
         ...

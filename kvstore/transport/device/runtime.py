@@ -24,6 +24,8 @@ _TOOLKIT = Path("/usr/local/cuda/lib64")
 
 MEMCPY_DEFAULT = 4
 STREAM_NON_BLOCKING = 1
+LEGACY_STREAM = 0
+"""The default stream, which torch's is unless somebody says otherwise."""
 HOST_ALLOC_PORTABLE = 1
 IPC_LAZY_PEER_ACCESS = 1
 PEER_ACCESS_ALREADY_ENABLED = 704

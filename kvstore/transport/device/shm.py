@@ -69,6 +69,9 @@ class ShmDevice:
             for row in range(move.rows):
                 ctypes.memmove(move.to + row * move.to_pitch, move.source + row * move.source_pitch, move.width)
 
+    def settle(self) -> None:
+        return
+
     def quiesce(self) -> None:
         return
 
