@@ -295,66 +295,83 @@ async def test_where_gpus_do_not_reach_each_other_the_driver_copies_through_the_
             assert (room.download() == blocks_for(keys)).all()
 
 
-async def test_a_handle_that_does_not_open_is_unavailable_in_one_line(stub: Stub) -> None:
-    with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
-        stub.set("faults", "cudaIpcOpenMemHandle 400")
-        with pytest.raises(ShardUnavailable, match=r"pool on cuda:0 cannot be read from here: .*use nixl") as told:
-            await Client.connect(cluster.file, LAYOUT)
-        assert "\n" not in str(told.value)
-        with pytest.raises((ShardUnavailable, StagingRejected), match="invalid resource handle"):
-            await Client.connect(cluster.file, LAYOUT, device="cuda:0")
+@pytest.fixture(scope="module")
+def served(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LocalCluster]]:
+    """One shard of 64 blocks for all that leave it as it was, and the folder of its stub."""
+    folder = tmp_path_factory.mktemp("served")
+    with stubbed(library, folder), LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
+        yield folder, cluster
+
+
+@pytest.fixture
+def shard(served: tuple[Path, LocalCluster], library: Path) -> Iterator[tuple[Stub, LocalCluster]]:
+    with stubbed(library, served[0]) as made:
+        yield made, served[1]
+        made.unset("faults")
+
+
+Served = tuple[Stub, LocalCluster]
+
+
+async def test_a_handle_that_does_not_open_is_unavailable_in_one_line(shard: Served) -> None:
+    stub, cluster = shard
+    stub.set("faults", "cudaIpcOpenMemHandle 400")
+    with pytest.raises(ShardUnavailable, match=r"pool on cuda:0 cannot be read from here: .*use nixl") as told:
+        await Client.connect(cluster.file, LAYOUT)
+    assert "\n" not in str(told.value)
+    with pytest.raises((ShardUnavailable, StagingRejected), match="invalid resource handle"):
+        await Client.connect(cluster.file, LAYOUT, device="cuda:0")
+    stub.unset("faults")
+    async with await Client.connect(cluster.file, LAYOUT) as client:
+        assert not (await client.get(some_keys(1, 1))).found.any()
+
+
+async def test_a_client_without_cuda_is_told_what_it_lacks(shard: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(runtime.LIBRARY, "/nowhere/libcudart.so")
+    forget_devices()
+    with pytest.raises(ShardUnavailable, match="pool on cuda:0 cannot be read from here: no CUDA here"):
+        await Client.connect(shard[1].file, LAYOUT)
+
+
+async def test_a_put_that_the_device_refuses_takes_nothing(shard: Served) -> None:
+    stub, cluster = shard
+    keys = some_keys(64, 3)
+    async with await Client.connect(cluster.file, LAYOUT) as client:
+        stub.set("faults", "cudaStreamSynchronize 2")
+        with pytest.raises(DeviceFailed, match=r"cudaStreamSynchronize: out of memory \(2\)"):
+            await client.put(keys, blocks_for(keys))
+        assert not (await client.lookup(keys)).found.any()
         stub.unset("faults")
-        async with await Client.connect(cluster.file, LAYOUT) as client:
-            assert not (await client.get(some_keys(1, 1))).found.any()
+        published = await client.put(keys, blocks_for(keys))
+        assert not published.existed.any(), "the pool has room for 64: none of them stayed reserved"
+        assert ((await client.get(keys)).data == blocks_for(keys)).all()
 
 
-async def test_a_client_without_cuda_is_told_what_it_lacks(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
-        monkeypatch.setenv(runtime.LIBRARY, "/nowhere/libcudart.so")
-        forget_devices()
-        with pytest.raises(ShardUnavailable, match="pool on cuda:0 cannot be read from here: no CUDA here"):
-            await Client.connect(cluster.file, LAYOUT)
-
-
-async def test_a_put_that_the_device_refuses_takes_nothing(stub: Stub) -> None:
-    keys = some_keys(8, 3)
-    with LocalCluster(1, LAYOUT, 8, device="cuda:0") as cluster:
-        async with await Client.connect(cluster.file, LAYOUT) as client:
-            stub.set("faults", "cudaStreamSynchronize 2")
-            with pytest.raises(DeviceFailed, match=r"cudaStreamSynchronize: out of memory \(2\)"):
-                await client.put(keys, blocks_for(keys))
-            assert not (await client.lookup(keys)).found.any()
-            stub.unset("faults")
-            published = await client.put(keys, blocks_for(keys))
-            assert not published.existed.any()
-            assert ((await client.get(keys)).data == blocks_for(keys)).all()
-
-
-async def test_a_read_that_the_device_refuses_is_an_error_not_a_block(stub: Stub) -> None:
+async def test_a_read_that_the_device_refuses_is_an_error_not_a_block(shard: Served) -> None:
+    stub, cluster = shard
     keys = some_keys(4, 4)
-    with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
-        async with await Client.connect(cluster.file, LAYOUT, device="cuda:0") as client:
-            await client.put(keys, blocks_for(keys))
-            stub.set("faults", "cudaMemcpyAsync 1\ncudaMemcpy2DAsync 1")
-            with pytest.raises(DeviceFailed, match="invalid argument"):
-                await client.get(keys)
-            with pytest.raises(DeviceFailed, match="invalid argument"):
-                await client.get_on_device(keys, client.device_rows(4), verify=False)
-            stub.unset("faults")
-            assert (await client.get(keys)).found.all()
+    async with await Client.connect(cluster.file, LAYOUT, device="cuda:0") as client:
+        await client.put(keys, blocks_for(keys))
+        stub.set("faults", "cudaMemcpyAsync 1\ncudaMemcpy2DAsync 1")
+        with pytest.raises(DeviceFailed, match="invalid argument"):
+            await client.get(keys)
+        with pytest.raises(DeviceFailed, match="invalid argument"):
+            await client.get_on_device(keys, client.device_rows(4), verify=False)
+        stub.unset("faults")
+        assert (await client.get(keys)).found.all()
 
 
-async def test_without_sums_no_byte_of_a_block_passes_through_the_host(stub: Stub) -> None:
+async def test_without_sums_no_byte_of_a_block_passes_through_the_host(shard: Served) -> None:
+    stub, cluster = shard
     keys = some_keys(32, 5)
-    with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
-        async with await Client.connect(cluster.file, LAYOUT, device="cuda:0") as client:
-            await client.put(keys, blocks_for(keys))
-            room = client.device_rows(32)
-            before = stub.counts()
-            await client.get_on_device(keys, room, verify=False)
-            made = stub.counts() - before
-            assert made["cudaMemcpyAsync"] + made["cudaMemcpy2DAsync"] == 1, "one run, one copy"
-            assert (room.download() == blocks_for(keys)).all()
+    async with await Client.connect(cluster.file, LAYOUT, device="cuda:0") as client:
+        await client.put(keys, blocks_for(keys), one_run=True)
+        room = client.device_rows(32)
+        before = stub.counts()
+        await client.get_on_device(keys, room, verify=False)
+        made = stub.counts() - before
+        assert made["cudaMemcpyAsync"] + made["cudaMemcpy2DAsync"] == 1, "one run, one copy"
+        assert (room.download() == blocks_for(keys)).all()
 
 
 _GUEST = """
@@ -369,16 +386,15 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_client_lent_is_closed_by_the_shard(stub: Stub) -> None:
-    with LocalCluster(1, LAYOUT, 64, device="cuda:0") as cluster:
-        with Helper(_GUEST, cluster.targets) as guest:
-            assert guest.heard() == "in"
-            assert stub.counts(cluster.pids[0])["cudaIpcOpenMemHandle"] == 1
-        async with await Client.connect(cluster.file, LAYOUT) as client:
-            keys = some_keys(4, 6)
-            await client.put(keys, blocks_for(keys))
-            for _ in range(200):
-                if stub.counts(cluster.pids[0])["cudaIpcCloseMemHandle"]:
-                    break
-                await client.lookup(keys, counted=True)
-            assert stub.counts(cluster.pids[0])["cudaIpcCloseMemHandle"] == 1
+async def test_what_a_killed_client_lent_is_closed_by_the_shard(shard: Served) -> None:
+    stub, cluster = shard
+    before = stub.counts(cluster.pids[0])
+    with Helper(_GUEST, cluster.targets) as guest:
+        assert guest.heard() == "in"
+        assert (stub.counts(cluster.pids[0]) - before)["cudaIpcOpenMemHandle"] == 1
+    async with await Client.connect(cluster.file, LAYOUT) as client:
+        for _ in range(400):
+            if (stub.counts(cluster.pids[0]) - before)["cudaIpcCloseMemHandle"]:
+                break
+            await client.lookup(some_keys(1, 6), counted=True)
+        assert (stub.counts(cluster.pids[0]) - before)["cudaIpcCloseMemHandle"] == 1
