@@ -1,6 +1,7 @@
 #!/bin/sh
 # Wheels for benchmarks/gpu_check.py on a machine that has torch and triton but no network:
-#   gpu_wheels.sh PYTHON FOLDER [NAME…]      NAME: more packages, without what they need (nixl-cu13, flashinfer-python)
+#   gpu_wheels.sh PYTHON FOLDER [NAME…]      NAME: more packages, without what they need (nixl-cu13;
+#   flashinfer-python==0.6.3 apache-tvm-ffi)
 # For Python 3.12 on Linux x86-64; GPU_PYTHON=3.13 and GPU_MACHINE=aarch64 pick others. GPU_HAS="grpcio xxhash" names
 # what that machine has already, so that it need not travel.
 set -eu

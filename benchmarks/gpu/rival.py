@@ -1,40 +1,29 @@
-"""FlashInfer's batch decode over our own pool and page table, where FlashInfer can be imported.
+"""FlashInfer's batch decode over our own pool and page table, where FlashInfer can be had.
 
-Its kernels are compiled at the first use where no package of compiled ones is installed: minutes that the command has
-not. So they are used as far as they are there, or where `KVSCOPE_FLASHINFER_JIT=1` says that compiling is wanted.
+python -m gpu.rival FOLDER      the process that has its kernels compiled (`building.Build`)
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import os
+import sys
+from pathlib import Path
 
 import torch
 
+from gpu import building
 from gpu.clock import Arm
-from gpu.paged import Scene
+from gpu.paged import Heads, Scene, scene
 from gpu.rows import one_line
+from gpu.scenes import Draw, name_of
 
-_WORKSPACE_BYTES = 128 << 20
-_COMPILED = ("flashinfer_jit_cache", "flashinfer_cubin")
+WORKSPACE_BYTES = 128 << 20
+KINDS = (torch.bfloat16, torch.float8_e4m3fn)
+"""Of KV; the query is bfloat16."""
 
 
-@functools.cache
 def why_not(cpu: bool) -> str:
-    """Why there is no such arm; empty when there is."""
-    if cpu:
-        return "no CUDA device"
-    if importlib.util.find_spec("flashinfer") is None:
-        return "flashinfer is not installed"
-    compiled = any(importlib.util.find_spec(name) is not None for name in _COMPILED)
-    if not compiled and os.environ.get("KVSCOPE_FLASHINFER_JIT") != "1":
-        return "flashinfer would compile its kernels first (KVSCOPE_FLASHINFER_JIT=1 lets it)"
-    try:
-        importlib.import_module("flashinfer")
-    except Exception as error:
-        return one_line(error)
-    return ""
+    """Why there is no such arm at all; empty when there may be one."""
+    return "no CUDA device" if cpu else building.why_not()
 
 
 def flashinfer(given: Scene) -> Arm:
@@ -42,7 +31,7 @@ def flashinfer(given: Scene) -> Arm:
     import flashinfer as library  # type: ignore[import-not-found]
 
     indptr, indices, last = given.csr()
-    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
     heads, dim = given.query.shape[2:]
     wrapper.plan(
@@ -54,3 +43,20 @@ def flashinfer(given: Scene) -> Arm:
     if given.key_scale is not None and given.value_scale is not None:
         scales = {"k_scale": float(given.key_scale), "v_scale": float(given.value_scale)}
     return lambda: wrapper.run(query, given.pool, **scales)
+
+
+def compile_all(folder: Path) -> None:
+    """Call each kind once, and say what became of it."""
+    for kind in KINDS:
+        given = scene(Draw(1, "cuda"), [40, 17], Heads(32, 8, 128), kv_dtype=kind, one_scale=True)
+        try:
+            flashinfer(given)()
+            torch.cuda.synchronize()
+        except Exception as error:
+            (folder / f"failed-{name_of(kind)}").write_text(one_line(error), encoding="utf-8")
+        else:
+            (folder / f"ready-{name_of(kind)}").touch()
+
+
+if __name__ == "__main__":
+    compile_all(Path(sys.argv[1]))

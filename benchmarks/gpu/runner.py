@@ -9,12 +9,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu.building import Build
 from gpu.rows import FAILED, SKIPPED, Row
 from gpu.sections import Section
 
@@ -63,10 +65,21 @@ class Runner:
         self._orders = orders
         self._show = show
         self._until = time.monotonic() + orders.limit_s
+        self._variables: dict[str, str] = {}
         self.found = Found()
 
     def run(self, sections: Sequence[Section]) -> Found:
         """All of `sections`, in as many processes as it takes."""
+        with contextlib.ExitStack() as stack:
+            if not self._orders.cpu:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvscope-flashinfer-")))
+                build = Build(folder, environment(False, self._orders.paths))
+                stack.callback(build.end)
+                self._variables = build.variables
+            self._run(sections)
+        return self.found
+
+    def _run(self, sections: Sequence[Section]) -> None:
         waiting = []
         for section in sections:
             if self._orders.cpu and section.needs_gpu:
@@ -79,11 +92,10 @@ class Runner:
                     self._row(Row(section.name, "section", SKIPPED, note="the run's time was over"))
                 break
             waiting = self._work(waiting)
-        return self.found
 
     def _work(self, sections: list[Section]) -> list[Section]:
         """One worker on `sections`; those that it did not come to."""
-        worker = Worker(self._orders, sections, self._left())
+        worker = Worker(self._orders, sections, self._left(), self._variables)
         try:
             return self._listen(worker, sections)
         except BaseException:
@@ -136,7 +148,9 @@ class Runner:
 class Worker:
     """A process of `gpu.worker` in a session of its own, so that what it starts can be ended with it."""
 
-    def __init__(self, orders: Orders, sections: Sequence[Section], left_s: float) -> None:
+    def __init__(
+        self, orders: Orders, sections: Sequence[Section], left_s: float, variables: Mapping[str, str]
+    ) -> None:
         self._read, write = os.pipe()
         order = {
             "report": write,
@@ -154,7 +168,7 @@ class Worker:
             pass_fds=(write,),
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
-            env=environment(orders.cpu, orders.paths),
+            env={**environment(orders.cpu, orders.paths), **variables},
             start_new_session=True,
         )
         os.close(write)

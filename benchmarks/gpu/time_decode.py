@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from gpu import rival
+from gpu import building, rival
 from gpu.check import Check
 from gpu.check_decode import errors
 from gpu.clock import Arm, Clock, Times, interleaved
@@ -20,6 +20,8 @@ from gpu.scenes import Draw, name_of
 
 AIM = 0.80
 """Of a copy's rate in the same run (the store's aim), at 64 sequences of 8k tokens."""
+PATIENCE_S = 20.0
+"""For what is still being compiled."""
 OURS, COPY = "paged_decode", "copy"
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -113,6 +115,9 @@ def rivals(check: Check, size: Size, given: Scene, ours: Tensor) -> dict[str, Ar
         arms["SDPA, folded"] = lambda: F.scaled_dot_product_attention(folded, whole[0], whole[1])
     if not rival.why_not(check.cpu):
         try:
+            why = building.outcome(name_of(size.kv), min(PATIENCE_S, check.left()))
+            if why:
+                raise RuntimeError(why)
             arms["FlashInfer"] = rival.flashinfer(given)
         except Exception as error:
             check.skipped(f"FlashInfer, {size}", one_line(error))
