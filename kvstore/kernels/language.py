@@ -18,7 +18,9 @@ try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = tl = None  # type: ignore[assignment]
+    triton = tl = None
+
+__all__ = ["Absent", "interpreted", "jit", "launches", "on", "power_of_two", "tl", "triton"]
 
 
 class Absent:

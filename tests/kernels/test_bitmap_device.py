@@ -20,7 +20,9 @@ from kvstore.kernels.bitmap import (  # isort: skip
     new_bitmap,
 )
 from kvstore.kernels.bitmap.reference import pack, unpack  # isort: skip
+from kvstore.kernels.bitmap.search import claim_run  # isort: skip
 from kvstore.kernels.bitmap.state import CURSOR, FREE, REFUSED, SHORT, STATE_WORDS, STRANGE, TWICE  # isort: skip
+from kvstore.kernels.language import jit, tl  # isort: skip
 
 
 def bitmap(flags: str | Any, cursor: int = 0) -> tuple[Any, Any, int]:
@@ -123,6 +125,27 @@ def test_a_batch_of_requests_on_a_fragmented_bitmap(share: float) -> None:
     assert torch.equal(unpack(ours[0].cpu()), after)
     assert int(ours[1][FREE]) == int(after.sum())
     assert all(int((row >= 0).sum()) in (0, count) for row, count in zip(ours[3], counts.tolist(), strict=True))
+
+
+@jit
+def claim_once(words, answer, start, length, GROUP: tl.constexpr):  # noqa: N803
+    tl.store(answer, claim_run(words, start, length, GROUP))
+
+
+@pytest.mark.parametrize("taken", [5, 40, 1000, 2103, None], ids=["the first", "early", "late", "the last", "none"])
+def test_a_run_that_somebody_has_a_slot_of_is_given_back_whole(taken: int | None) -> None:
+    """What a race looks like to the loser: the run was free when it was found. Slots 5 … 2103 are claimed in atomics
+    of 32 words each; their neighbours are free and stay so."""
+    flags = torch.ones(2200, dtype=torch.bool)
+    if taken is not None:
+        flags[taken] = False
+    words = bitmap(flags)[0].to(DEVICE)
+    answer = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
+    claim_once[(1,)](words, answer, 5, 2099, GROUP=32, num_warps=1)
+    if taken is None:
+        flags[5:2104] = False
+    assert int(answer) == (taken is None)
+    assert torch.equal(unpack(words.cpu())[:2200], flags)
 
 
 def test_what_is_given_back_can_be_had_again() -> None:
