@@ -75,6 +75,7 @@ def test_the_next_search_begins_behind_the_last() -> None:
     got, state = allocate("1" * 128, 40, 20, 40, cursor=64)
     assert [slots[0] for slots in got] == [64, 104, 0], "the last run of 40 is the first one"
     assert int(state[CURSOR]) == 164
+    assert allocate("1" * 64, 5, cursor=10)[0] == [[10, 11, 12, 13, 14]], "not from the start of the word"
 
 
 def test_more_than_there_is_gets_nothing_and_takes_nothing() -> None:
