@@ -23,15 +23,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from gpu import wheels  # noqa: E402 - a script's neighbours
+from gpu import ops, wheels  # noqa: E402 - a script's neighbours
 from gpu.results import exit_code, line, table, write  # noqa: E402
 from gpu.runner import LIMIT_S, Orders, Runner  # noqa: E402
 from gpu.sections import named  # noqa: E402
-
-KERNELS = (
-    "append", "gather", "scatter", "paged_decode", "bitmap_allocate", "bitmap_free", "bitmap_count",
-    "block_table_update", "token_slots", "page_table",
-)  # fmt: skip
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -42,7 +37,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--wheels", type=Path, default=ROOT / "wheels", help="folder of wheels (default: wheels)")
     parser.add_argument("--seed", type=int, help="of the random inputs (default: a new one each time)")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds for all (%(default)g)")
-    parser.add_argument("--wrong", choices=KERNELS, default="", metavar="KERNEL", help="break one kernel on purpose")
+    parser.add_argument("--wrong", choices=ops.NAMES, default="", metavar="KERNEL", help="break one kernel on purpose")
     return parser.parse_args(words)
 
 

@@ -20,8 +20,9 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}
 """Largest error of an element over the largest exact number (policy): weights and output are rounded once each to the
 query's type (by 2**-12 and 2**-9 at most), float32 products are three TF32 ones."""
-NORM = {F32: 2e-6, F16: 1e-3, BF16: 8e-3}
-"""Of the whole, ‖out − exact‖ / ‖exact‖: some roundings' root mean square (policy)."""
+NORM = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
+"""Of the whole, ‖out − exact‖ / ‖exact‖ (policy): two roundings come to 4e-4 and 1.6e-3 by halves, a product of TF32
+alone to 3e-4."""
 
 
 LLAMA = Heads(32, 8, 128)
@@ -51,13 +52,15 @@ class Case:
 
 def run(check: Check) -> None:
     op = operator("paged_decode", check.wrong)
-    lengths = ragged(check)
     tallies: dict[str, Tally] = {}
-    for number, case in enumerate(cases(check.cpu)):
+    every = cases(check.cpu)
+    # The second time nothing is compiled: as many fresh inputs for next to nothing.
+    for number, case in enumerate(every if check.cpu else every * 2):
         kind = f"paged_decode {name_of(case.dtype)}" + (f", KV {name_of(case.kv)}" if case.kv else "")
         tally = tallies.setdefault(kind, Tally(check, kind, "of tolerance"))
         if check.left() > 0:
-            worst = compared(op, case, lengths, Draw(check.seed + number, check.device))
+            draw = Draw(check.seed + number, check.device)
+            worst = compared(op, case, ragged(draw, check.cpu), draw)
             tally.case(worst <= 1.0, str(case), worst)
         else:
             tally.leave_out()
@@ -88,10 +91,9 @@ def cases(cpu: bool) -> list[Case]:
     ]  # fmt: skip
 
 
-def ragged(check: Check) -> list[int]:
+def ragged(draw: Draw, cpu: bool) -> list[int]:
     """Nothing, a token, around a block's end, and some of no particular length."""
-    draw = Draw(check.seed, "cpu")
-    if check.cpu:
+    if cpu:
         return [1, 16, 17, draw.number(2, 40), 0]
     return [1, 15, 16, 17, 0, 127, 128, 129, 1000, *draw.numbers(6, 2, 3000), 5000]
 

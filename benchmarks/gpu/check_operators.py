@@ -21,7 +21,8 @@ def run(check: Check) -> None:
             check.skipped(f"opcheck {name}", "no time was left")
             continue
         try:
-            torch.library.opcheck(operator(name), sample())
+            op: Any = operator(name)
+            torch.library.opcheck(op, sample())
         except Exception as error:
             check.wrong_number(f"opcheck {name}", one_line(error))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from gpu.trace import profiled
 from kvstore.device import DevicePool
 from kvstore.layout import Layout
 
-ARMS = {
+ARMS: dict[str, tuple[Literal["packed", "naive"], Literal["batched", "upload"]]] = {
     "resident": ("packed", "batched"),
     "bitmap-sync": ("naive", "batched"),
     "block-table-upload": ("packed", "upload"),
@@ -58,7 +59,7 @@ class Loop:
         blocks = plan.batch * plan.columns
         self.pool = DevicePool(
             layout, blocks, rows=plan.batch, columns=plan.columns, device=check.device, bitmap=bitmap, table=table
-        )  # type: ignore[arg-type]
+        )
         self._model, self._plan = model, plan
         self.rows = [self.pool.open() for _ in range(plan.batch)]
         draw = Draw(seed, check.device)

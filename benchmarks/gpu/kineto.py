@@ -82,7 +82,9 @@ def plain(event: dict[str, Any]) -> dict[str, Any]:
     """One event with the arguments that readers join by."""
     wanted = ("correlation", "External id", "device", "stream", "context", "bytes", "grid", "block", "graph id")
     arguments = {key: value for key, value in event.get("args", {}).items() if key in wanted}
-    fields = {key: event[key] for key in ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "bp") if key in event}
+    fields: dict[str, Any] = {
+        key: event[key] for key in ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "bp") if key in event
+    }
     fields["name"] = str(fields["name"])[:120]
     return {**fields, "args": arguments} if arguments else fields
 

@@ -112,8 +112,8 @@ def scene(
             raw[int(order[first - 1]), :, :, length % block_tokens :] = nan
     query = draw.normal(len(lengths), q_len, heads.query, heads.dim, dtype=dtype) * peaked
     scales = [draw.normal(1 if one_scale else heads.kv).abs() + 0.25 for _ in range(2)] if kept in FP8 else [None, None]
-    count = torch.tensor(list(lengths), dtype=torch.int32, device=draw.device)
-    return Scene(query, pool, tables, count, list(lengths), *scales)
+    used = list(lengths)
+    return Scene(query, pool, tables, torch.tensor(used, dtype=torch.int32, device=draw.device), used, *scales)
 
 
 def _pool(draw: Draw, blocks: int, heads: Heads, block_tokens: int, dtype: torch.dtype) -> Tensor:

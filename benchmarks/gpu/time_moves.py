@@ -32,7 +32,7 @@ class Size:
 
     def __str__(self) -> str:
         kib = 2 * self.heads * 16 * 128 * 2 // 1024
-        size = f"{self.moved * self.planes * kib / 1024:.0f} MiB in blocks of {kib} KiB"
+        size = f"{self.moved * self.planes * kib / 1024:.3g} MiB in blocks of {kib} KiB"
         return size + (f", runs of {self.runs}" if self.runs > 1 else ", scattered")
 
 

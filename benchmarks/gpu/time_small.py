@@ -13,14 +13,14 @@ from gpu.ops import operator
 from gpu.paged import Heads, scene
 from gpu.scenes import Draw
 
-BATCH, COLUMNS, BLOCK_TOKENS = 64, 512, 16
+COLUMNS, BLOCK_TOKENS = 512, 16
 CALLS, REPLAYS = 200, 9
 
 
 def run(check: Check) -> None:
     clock, draw = Clock(check), Draw(check.seed, check.device)
-    slots = 2048 if check.cpu else 1 << 20
-    table = torch.full((BATCH, COLUMNS), -1, dtype=torch.int32, device=check.device)
+    slots = 1024 if check.cpu else 1 << 20
+    table = torch.full((batch_of(check), COLUMNS), -1, dtype=torch.int32, device=check.device)
     calls: dict[str, Callable[[], object]] = {}
     calls |= appending(check, draw)
     calls |= tables(check, draw, table)
@@ -37,10 +37,15 @@ def run(check: Check) -> None:
     naive(check, clock, draw, table, slots)
 
 
+def batch_of(check: Check) -> int:
+    """Sequences of a decode step."""
+    return 4 if check.cpu else 64
+
+
 def appending(check: Check, draw: Draw) -> dict[str, Callable[[], object]]:
     """A decode step's new tokens of one layer, as they are and as 8-bit floats."""
     heads, dim = (2, 32) if check.cpu else (8, 128)
-    batch = 4 if check.cpu else BATCH
+    batch = batch_of(check)
     append = operator("append", check.wrong)
     key, value = (draw.normal(batch, heads, dim, dtype=torch.bfloat16) for _ in range(2))
     slots = draw.some(batch, 64 * BLOCK_TOKENS)
@@ -56,19 +61,19 @@ def appending(check: Check, draw: Draw) -> dict[str, Callable[[], object]]:
 def tables(check: Check, draw: Draw, table: Tensor) -> dict[str, Callable[[], object]]:
     """A block more for every sequence of a batch; its slot mapping; its page table."""
     update, slots_of = operator("block_table_update", check.wrong), operator("token_slots", check.wrong)
-    pages = operator("page_table", check.wrong)
-    rows = torch.arange(BATCH, device=check.device).int()
-    columns = draw.some(BATCH, COLUMNS).int()
-    blocks = draw.some(BATCH, 1 << 16).int()
+    pages, batch = operator("page_table", check.wrong), batch_of(check)
+    rows = torch.arange(batch, device=check.device).int()
+    columns = draw.some(batch, COLUMNS).int()
+    blocks = draw.some(batch, 1 << 16).int()
     firsts, lengths = columns * BLOCK_TOKENS, (columns + 1) * BLOCK_TOKENS
-    offsets = torch.arange(BATCH + 1, device=check.device).int()
-    out = torch.empty(BATCH, dtype=torch.int64, device=check.device)
-    indptr, last = (torch.empty(n, dtype=torch.int32, device=check.device) for n in (BATCH + 1, BATCH))
-    indices = torch.empty(BATCH * COLUMNS, dtype=torch.int32, device=check.device)
+    offsets = torch.arange(batch + 1, device=check.device).int()
+    out = torch.empty(batch, dtype=torch.int64, device=check.device)
+    indptr, last = (torch.empty(n, dtype=torch.int32, device=check.device) for n in (batch + 1, batch))
+    indices = torch.empty(batch * COLUMNS, dtype=torch.int32, device=check.device)
     return {
-        f"block_table_update of {BATCH} cells": lambda: update(table, rows, columns, blocks),
-        f"token_slots of {BATCH} tokens": lambda: slots_of(table, rows, firsts, offsets, out, 1 << 16, BLOCK_TOKENS, 1),
-        f"page_table of {BATCH} sequences": lambda: pages(table, lengths, rows, indptr, indices, last, BLOCK_TOKENS),
+        f"block_table_update of {batch} cells": lambda: update(table, rows, columns, blocks),
+        f"token_slots of {batch} tokens": lambda: slots_of(table, rows, firsts, offsets, out, 1 << 16, BLOCK_TOKENS, 1),
+        f"page_table of {batch} sequences": lambda: pages(table, lengths, rows, indptr, indices, last, BLOCK_TOKENS),
     }
 
 
@@ -78,11 +83,12 @@ def bitmaps(check: Check, draw: Draw, slots: int) -> dict[str, Callable[[], obje
     from kvstore.kernels.bitmap.state import FREE
 
     allocate, free = operator("bitmap_allocate", check.wrong), operator("bitmap_free", check.wrong)
+    batch = batch_of(check)
     words, state = new_bitmap(slots, check.device)
     words[draw.some(len(words) // 2, len(words))] = 0  # half of all words: runs of 32 are left, scattered
     state[FREE] = 32 * (len(words) - len(words) // 2)
-    found = {}
-    for name, requests, count in (("a block for each of", BATCH, 1), ("a run of 32 for", 8, 32)):
+    found: dict[str, Callable[[], object]] = {}
+    for name, requests, count in (("a block for each of", batch, 1), ("a run of 32 for", batch // 4, 32)):
         counts = torch.full((requests,), count, dtype=torch.int32, device=check.device)
         out = torch.empty(requests, count, dtype=torch.int32, device=check.device)
 
@@ -108,10 +114,11 @@ def attention(check: Check, draw: Draw) -> dict[str, Callable[[], object]]:
 def naive(check: Check, clock: Clock, draw: Draw, table: Tensor, slots: int) -> None:
     """The textbook mistakes, for comparison: booleans read by the host, and a cell an upload."""
     flags = torch.rand(slots, device=check.device) < 0.5
-    columns = draw.some(BATCH, COLUMNS).tolist()
+    batch = batch_of(check)
+    columns = draw.some(batch, COLUMNS).tolist()
 
     def allocate() -> list[int]:
-        taken: list[int] = flags.nonzero()[:BATCH, 0].tolist()
+        taken: list[int] = flags.nonzero()[:batch, 0].tolist()
         return taken
 
     def upload() -> None:
@@ -119,8 +126,8 @@ def naive(check: Check, clock: Clock, draw: Draw, table: Tensor, slots: int) -> 
             table[row, column] = torch.tensor(row, dtype=torch.int32).to(table.device)
 
     for name, call in (
-        (f"naive: {BATCH} of {slots} booleans, by the host", allocate),
-        (f"naive: {BATCH} uploads", upload),
+        (f"naive: {batch} of {slots} booleans, by the host", allocate),
+        (f"naive: {batch} uploads", upload),
     ):
         if check.left() > 0:
             call()
