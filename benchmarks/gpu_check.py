@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -51,7 +52,18 @@ def folder(given: argparse.Namespace) -> Path | None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    given, began = arguments(words), time.monotonic()
+    given = arguments(words)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the worker is ended, too
+    try:
+        return check(given)
+    except KeyboardInterrupt:
+        print("gpu_check.py: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def check(given: argparse.Namespace) -> int:
+    """The run that was asked for; its exit code."""
+    began = time.monotonic()
     try:
         sections = named(given.only)
     except ValueError as error:

@@ -6,10 +6,12 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,6 +186,49 @@ def test_a_section_that_fails_costs_no_other(
     assert "was killed" in told["hangs"][1].note
     assert [row.state for row in told["well"]] == [RIGHT, RIGHT]
     assert exit_code(found) == 1
+
+
+@kernels
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+def test_no_worker_outlives_the_command(end: signal.Signals, sections: dict[str, Section], tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    body = f"open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    (tmp_path / "section_hangs.py").write_text(FAILING.format(body))
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    words = [sys.executable, "-c", ALONE, str(tmp_path)]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as command:
+        assert soon(lambda: mark.exists() and mark.read_text())
+        command.send_signal(end)
+        command.wait(30)
+    worker = int(mark.read_text())
+    assert soon(lambda: not alive(worker)), "the worker goes on by itself"
+
+
+ALONE = """
+import signal, sys
+from gpu.runner import Orders, Runner
+from gpu.sections import Section
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+orders = Orders(cpu=True, seed=1, limit_s=200, paths=(sys.argv[1],))
+Runner(orders, lambda row: None).run([Section("hangs", "section_hangs", 100.0)])
+"""
+
+
+def soon(true: Callable[[], object], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and no zombie that waits for its parent."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
 
 
 @kernels

@@ -154,6 +154,7 @@ class Worker:
         self._read, write = os.pipe()
         order = {
             "report": write,
+            "parent": os.getpid(),
             "sections": [(section.name, section.module, min(section.budget_s, left_s)) for section in sections],
             "cpu": orders.cpu,
             "seed": orders.seed,

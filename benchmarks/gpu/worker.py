@@ -1,6 +1,6 @@
 """The process that runs sections, one after another, and tells the command what they found: one JSON object a line.
 
-python -m gpu.worker '{"report": 5, "sections": [["moves", "gpu.check_moves", 20]], "cpu": true, "seed": 1, …}'
+python -m gpu.worker '{"report": 5, "parent": 77, "sections": [["moves", "gpu.check_moves", 20]], "cpu": true, "seed": 1, …}'
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -97,8 +99,16 @@ def settled(cpu: bool) -> Iterator[None]:
         raise SystemExit(GPU_IN_ERROR) from None
 
 
+def die_with(parent: int) -> None:
+    """End this process and all that it has started, once `parent` is gone: nobody else would."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main(words: str) -> int:
     order = json.loads(words)
+    threading.Thread(target=die_with, args=(order["parent"],), name="parent", daemon=True).start()
     reporter = Reporter(order["report"])
     why = refusal(order["cpu"])
     if why:
