@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvstore.handle import SessionHandle
     from kvstore.link import Link
     from kvstore.membership.follow import Follower
+    from kvstore.transport.device.cuda import CudaDevice
     from kvstore.transport.device.side import DeviceSide
     from kvstore.transport.probe import Bandwidth
 
@@ -90,6 +91,10 @@ class ClientBase:
         found = [(link.number, getattr(link.peer, "bandwidth", None)) for link in self.shards.links]
         known = [(number, bandwidth) for number, bandwidth in found if bandwidth is not None]
         return sorted(known, key=lambda one: -one[1].bytes_per_second)
+
+    def card_buffer(self, card: CudaDevice, n: int) -> Bytes | None:
+        """See `Choice.card_buffer`."""
+        return self._transport.card_buffer(card, n)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that goes on beside the calls, at most until the client is closed."""

@@ -14,6 +14,7 @@ from kvstore.transport import Peer
 from kvstore.transport.mapped import MappedTransport
 
 if TYPE_CHECKING:
+    from kvstore.transport.device.cuda import CudaDevice
     from kvstore.transport.device.side import DeviceSide
     from kvstore.transport.near import NearPeer
     from kvstore.transport.nixl.client import NixlTransport
@@ -48,6 +49,10 @@ class Choice:
         if self._nixl is not None:
             return self._nixl.buffer(n)
         return self._mapped.buffer(n, self._layout.slot_bytes)
+
+    def card_buffer(self, card: CudaDevice, n: int) -> Bytes | None:
+        """Memory on a GPU that reads over the network can land in; None where there is none such."""
+        return None if self._nixl is None else self._nixl.card_buffer(card, n)
 
     async def connect(self, described: dict[str, Any], layout: dict[str, Any], name: str, deadline: Deadline) -> Peer:
         """See `Transport.connect`."""

@@ -30,7 +30,7 @@ class Onto:
         self.places = places
         self.verify = verify
         self.block_bytes = layout.block_bytes
-        self._client = client
+        self.client = client
         near = all(isinstance(link.peer, DevicePeer) for link in client.shards.links)
         width = HEADER_BYTES if near and not verify else layout.slot_bytes
         self.heads: Bytes = np.empty((len(places), width), np.uint8)
@@ -40,16 +40,16 @@ class Onto:
 
     @property
     def tallies(self) -> Numbered[Tally]:
-        return self._client.shards.tallies
+        return self.client.shards.tallies
 
     def rows(self, home: Ints) -> list[tuple[int, Ints | None]]:
-        return self._client.shards.rows(home)
+        return self.client.shards.rows(home)
 
     def find(self, number: int, keys: Keys) -> tuple[Ints, Words]:
-        return self._client.shards.find(number, keys)
+        return self.client.shards.find(number, keys)
 
     def peer(self, number: int) -> Peer:
-        return cast(Peer, _OntoPeer(self._client.shards.peer(number), self))
+        return cast(Peer, _OntoPeer(self.client.shards.peer(number), self))
 
 
 class _OntoPeer:
@@ -82,11 +82,17 @@ class _OntoPeer:
         return descriptors
 
     async def fetch(self, slots: Ints, rows: Ints | None, out: Bytes, deadline: Deadline) -> int:
-        """Over the network, by way of host memory."""
+        """Over the network, straight onto the device where it can be had so, else by way of host memory."""
         if not len(slots):
             return 0
-        descriptors = await cast(Distant, self._peer).fetch(slots, rows, out, deadline)
-        self._upload(np.arange(len(slots), dtype=np.int64) if rows is None else rows, out)
+        onto, far = self._onto, cast(Distant, self._peer)
+        at = np.arange(len(slots), dtype=np.int64) if rows is None else rows
+        landing = onto.client.own.landing if onto.client.own is not None else None
+        if landing is not None and landing.ready(onto.client, out.shape[1]):
+            width = out.shape[1] if onto.verify else HEADER_BYTES
+            return await landing.bring(far, slots, deadline, (out, at, width), (onto.target, onto.places[at]))
+        descriptors = await far.fetch(slots, rows, out, deadline)
+        self._upload(at, out)
         return descriptors
 
     async def fetch_generations(self, slots: Ints, deadline: Deadline) -> Words:

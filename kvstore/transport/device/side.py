@@ -9,6 +9,7 @@ import socket
 
 from kvstore.layout import Layout
 from kvstore.staging import Staging
+from kvstore.transport.device.landing import Landing
 from kvstore.transport.device.memory import Device, Exported, device_named
 from kvstore.transport.device.peer import DevicePeer
 from kvstore.transport.device.staging import DeviceStaging
@@ -31,6 +32,7 @@ class DeviceSide:
         exported = self.staging.memory.export()
         self.lent = Exported({**exported.words, "slots": blocks}, exported.fds)
         self._peers: list[DevicePeer] = []
+        self.landing = Landing(self.device)
 
     def met(self, peer: DevicePeer) -> None:
         """A shard that has our memory open now, until its end of the connection closes."""

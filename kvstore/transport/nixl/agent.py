@@ -69,13 +69,15 @@ class Agent:
         self._registered: dict[int, Any] = {}
         self._in_progress, self._success = self._nixl.NIXL_IN_PROG, self._nixl.NIXL_SUCCESS
 
-    def register(self, address: int, size: int) -> None:
-        """Memory that reads of ours go into, or that peers may read."""
-        listed = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address, size, 0, "")])
+    def register(self, address: int, size: int, *, gpu: int | None = None) -> None:
+        """Memory that reads of ours go into, or that peers may read; `gpu`: of that card, as CUDA numbers it here. It
+        must be this very process's: what was opened by a handle belongs to another (ai-dynamo/nixl#154)."""
+        listed = self._nixl.nixlRegDList(self._segment(gpu), [(address, size, gpu or 0, "")])
         try:
             self._agent.registerMem(listed, [])
         except Exception as error:
-            raise StoreError(f"NIXL cannot register {size} bytes of memory (ulimit -l?): {error}") from None
+            where = "memory (ulimit -l?)" if gpu is None else f"cuda:{gpu}"
+            raise StoreError(f"NIXL cannot register {size} bytes of {where}: {error}") from None
         self._registered[address] = listed
 
     def deregister(self, address: int) -> None:
@@ -109,10 +111,12 @@ class Agent:
         except Exception:
             return  # it is not known (any more)
 
-    def prepare(self, peer: str | None, rows: Rows) -> int:
-        """A prepared list of descriptors: of our own memory (None) or a peer's; raises `BadRequest` for memory that
-        the peer has not registered."""
-        listed = self._nixl.nixlXferDList(self._nixl.DRAM_SEG, rows)
+    def prepare(self, peer: str | None, rows: Rows, *, gpu: int | None = None) -> int:
+        """A prepared list of descriptors: of our own memory (None; `gpu`: on that card) or a peer's; raises
+        `BadRequest` for memory that the peer has not registered."""
+        if gpu is not None:
+            rows[:, 2] = gpu
+        listed = self._nixl.nixlXferDList(self._segment(gpu), rows)
         try:
             handle: int = self._agent.prepXferDlist(self._nixl.NIXL_INIT_AGENT if peer is None else peer, listed, [])
         except Exception as error:
@@ -122,11 +126,11 @@ class Agent:
     def drop(self, prepared: int) -> None:
         self._agent.releasedDlistH(prepared)
 
-    def make(self, peer: str, local: Rows, remote: Rows) -> Transfer:
-        """A read of a peer's memory `remote` into ours, `local`, for `post`. Raises `Disconnected`, `BadRequest` for
-        memory that is not registered (either side)."""
+    def make(self, peer: str, local: Rows, remote: Rows, *, gpu: int | None = None) -> Transfer:
+        """A read of a peer's memory `remote` into ours, `local` (`gpu`: on that card, which `local` names, too), for
+        `post`. Raises `Disconnected`, `BadRequest` for memory that is not registered (either side)."""
         nixl = self._nixl
-        into = nixl.nixlXferDList(nixl.DRAM_SEG, local)
+        into = nixl.nixlXferDList(self._segment(gpu), local)
         source = nixl.nixlXferDList(nixl.DRAM_SEG, remote)
         try:
             handle = self._agent.createXferReq(nixl.NIXL_READ, into, source, peer, "", [])
@@ -193,6 +197,9 @@ class Agent:
         for address in list(self._registered):
             self.deregister(address)
         del self._agent
+
+    def _segment(self, gpu: int | None) -> Any:
+        return self._nixl.DRAM_SEG if gpu is None else self._nixl.VRAM_SEG
 
     def _failed(self, transfer: Transfer, why: str) -> Disconnected:
         transfer.why = why

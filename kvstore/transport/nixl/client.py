@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.arena import Arena
 from kvstore.deadline import Deadline
@@ -22,6 +23,11 @@ from kvstore.transport.nixl.library import ucx_log
 from kvstore.transport.nixl.owner import Owner
 from kvstore.transport.nixl.peer import NixlPeer
 from kvstore.transport.nixl.regions import Regions
+
+if TYPE_CHECKING:
+    from kvstore.transport.device.cuda import CudaDevice
+
+_log = logging.getLogger("kvstore.transport.nixl")
 
 ENTER = "/kvstore.Shard/Enter"
 LANDING_BYTES = 32 << 20
@@ -51,9 +57,23 @@ class NixlTransport:
         self._making = asyncio.Lock()
         self._agents: _Agents | None = None
         self._streams: set[asyncio.Task[None]] = set()
+        self._cards = True
+        """As far as we know, reads can land on GPUs."""
 
     def register(self, arena: Arena) -> None:
         self._staging = arena
+
+    def card_buffer(self, card: CudaDevice, n: int) -> Bytes | None:
+        """Memory on a GPU that reads can land in: an address `[n, slot_bytes]`, not to be looked into. None where NIXL
+        cannot have it, which is said once."""
+        if self._agents is None or not self._cards:
+            return None
+        try:
+            return self._agents.regions.make(n, card).array()
+        except StoreError as error:
+            self._cards = False
+            _log.warning("blocks over the network reach %s by way of the host: %s", card.name, error)
+            return None
 
     def buffer(self, n: int) -> Bytes | None:
         """Room for a get of `n` blocks that reads land in straight; None before a shard was reached."""

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from kvstore.errors import StoreError
 from kvstore.header import Bytes
 from kvstore.transport.nixl.agent import spans
 from kvstore.transport.nixl.owner import Owner
+
+if TYPE_CHECKING:
+    from kvstore.transport.device.cuda import CudaDevice, CudaMemory
 
 
 class _Holder:
@@ -23,21 +26,33 @@ class _Holder:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (base, False)}
 
 
-class Region:
-    """`slots` slots of memory, registered with an owner's agent. `busy`: reads under way into it; `given_up`: those of
-    them that nobody waits for any more, so that nobody may use the memory."""
+class Plain:
+    """Host memory, in large pages where the kernel has them: 16 MiB land in a fifth less time then (cma)."""
 
-    def __init__(self, owner: Owner, slots: int, slot_bytes: int) -> None:
-        self.slot_bytes = slot_bytes
-        self.size = slots * slot_bytes
-        self._owner = owner
-        self._map: mmap.mmap | None = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without large pages: 16 MiB land in a fifth more time (cma)
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         plain = np.frombuffer(self._map, np.uint8)
         plain.fill(0)
-        self.base = int(plain.ctypes.data)
-        del plain
+        self.address = int(plain.ctypes.data)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class Region:
+    """`slots` slots of memory, registered with an owner's agent. `busy`: reads under way into it; `given_up`: those of
+    them that nobody waits for any more, so that nobody may use the memory. `card`: on that device; what `array` gives
+    then is where the bytes lie, and not to be looked into."""
+
+    def __init__(self, owner: Owner, slots: int, slot_bytes: int, card: CudaDevice | None = None) -> None:
+        self.slot_bytes = slot_bytes
+        self.size = slots * slot_bytes
+        self.gpu = None if card is None else card.ordinal
+        self._owner = owner
+        self._memory: Plain | CudaMemory | None = Plain(self.size) if card is None else card.allocate(self.size)
+        self.base = self._memory.address
         self.busy = 0
         self.given_up = 0
         self._dropped = False
@@ -45,12 +60,16 @@ class Region:
         whole = spans(self.base, np.arange(slots), 1, slot_bytes)
 
         def register(agent: Any) -> int:
-            agent.register(self.base, self.size)
-            made: int = agent.prepare(None, whole)
+            agent.register(self.base, self.size, gpu=self.gpu)
+            made: int = agent.prepare(None, whole, gpu=self.gpu)
             return made
 
-        self.prepared = owner.call(register)
-        """A prepared list of its slots."""
+        try:
+            self.prepared = owner.call(register)
+            """A prepared list of its slots."""
+        except BaseException:
+            self._memory.close()
+            raise
 
     def array(self) -> Bytes:
         """`[slots, slot_bytes]`; to be called once: when this array and its views are gone, so is the region."""
@@ -84,9 +103,9 @@ class Region:
 
     def _maybe_release(self) -> None:
         with self._lock:
-            if not self._dropped or self.busy or self._map is None:
+            if not self._dropped or self.busy or self._memory is None:
                 return
-            memory, self._map = self._map, None
+            memory, self._memory = self._memory, None
 
         def release(agent: Any) -> None:
             agent.drop(self.prepared)
@@ -106,9 +125,10 @@ class Regions:
         self._lock = threading.Lock()
         self._last: tuple[weakref.ref[Bytes], weakref.ref[Region], int] | None = None
 
-    def make(self, slots: int) -> Region:
-        """New registered memory for `slots` slots."""
-        region = Region(self._owner, slots, self._slot_bytes)
+    def make(self, slots: int, card: CudaDevice | None = None) -> Region:
+        """New registered memory for `slots` slots, on a GPU if there is one. Raises `StoreError` where NIXL or the GPU
+        will not."""
+        region = Region(self._owner, slots, self._slot_bytes, card)
         with self._lock:
             self._regions = [known for known in self._regions if known() is not None]
             self._regions.append(weakref.ref(region))

@@ -85,12 +85,13 @@ class RemotePool:
 
     def _run(self, slot: int, count: int, to: int, region: Region) -> Make:
         size = count * self._slot_bytes
-        local = [(region.base + to * self._slot_bytes, size, 0)]
+        local = [(region.base + to * self._slot_bytes, size, region.gpu or 0)]
         source = [(self._base + slot * self._slot_bytes, size, 0)]
-        return lambda agent: agent.make(self.agent, local, source)
+        return lambda agent: agent.make(self.agent, local, source, gpu=region.gpu)
 
     def _runs(self, slots: Ints, rows: Ints | None, starts: Ints, region: Region, first: int) -> Make:
         lengths = np.diff(starts, append=len(slots))
         local = spans(region.base, first + (starts if rows is None else rows[starts]), lengths, self._slot_bytes)
+        local[:, 2] = region.gpu or 0
         source = spans(self._base, slots[starts], lengths, self._slot_bytes)
-        return lambda agent: agent.make(self.agent, local, source)
+        return lambda agent: agent.make(self.agent, local, source, gpu=region.gpu)
