@@ -34,7 +34,7 @@ from tests.kvstore.transformers_rig import (
 )
 
 KINDS = ("llama", "qwen3", "mistral-narrow")
-PADDED_KINDS = ("llama", "mistral-window", "gemma2")
+PADDED_KINDS = ("llama", "gemma2")
 TOKENS = 3
 LAYERS = 2
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
@@ -139,10 +139,9 @@ def test_what_is_computed_from_pages_is_in_the_store(store: Store) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("kind", ["llama", "mistral-window"])
-def test_several_tokens_a_step_and_steps_taken_back(store: Store, kind: str) -> None:
+def test_several_tokens_a_step_and_steps_taken_back(store: Store) -> None:
     """As assisted decoding does: five tokens at once, three of them wrong, in a batch."""
-    plain, paged = models_of(kind, seed=6)
+    plain, paged = models_of("mistral-window", seed=6)
     ids, mask = prompts_of(26, 10)
     cut = 19
     with (
@@ -242,7 +241,7 @@ def test_a_pass_that_failed_is_not_taken_for_the_next(store: Store) -> None:
 
 def test_what_cannot_be_is_refused_by_name(store: Store) -> None:
     plain, paged = models_of("llama")
-    ids = prompt_of(20, seed=14)
+    ids = prompt_of(23, seed=14)
     with pytest.raises(BadRequest, match=r"model\.set_attn_implementation"):
         PagedCache.open(store.client, plain, ids)
     others = replace(store.layout, layers=3)
@@ -251,12 +250,12 @@ def test_what_cannot_be_is_refused_by_name(store: Store) -> None:
     small = pool_for(store.layout, rows=1, tokens=24, device=DEVICE)
     with PagedCache.open(store.client, paged, ids, pool=small) as cache:
         with pytest.raises(PoolExhausted, match="give it a larger pool"):
-            generated(cache, paged, tokens=8)
+            generated(cache, paged, tokens=3)
         with pytest.raises(PoolExhausted, match="rows of the block table are taken"):
             PagedCache.open(store.client, paged, ids, pool=small)
     assert small.free == small.blocks
     with (
-        PagedCache.open(store.client, paged, ids, room=4) as cache,
-        pytest.raises(PoolExhausted, match="more room than 4"),
+        PagedCache.open(store.client, paged, ids, room=1) as cache,
+        pytest.raises(PoolExhausted, match="more room than 1"),
     ):
-        generated(cache, paged, tokens=8)
+        generated(cache, paged, tokens=3)

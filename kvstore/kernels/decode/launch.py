@@ -14,7 +14,9 @@ from kvstore.kernels.decode.splits import choose_splits
 from kvstore.kernels.language import interpreted
 
 MOST_ROWS = 64
-"""Rows of one program's products: query tokens × heads of a group; more are cut into several programs."""
+"""Rows of one program's products, query tokens × heads of a group; more are cut into several programs."""
+QUERY_BYTES = {2: 32 << 10, 4: 16 << 10}
+"""Of a program's rows, by the bytes of an element: with more, registers spill (measured by `ahead.py`)."""
 TILE_BYTES = 16 << 10
 """Of K, and as much of V, in a step of the loop; three stages of both fit into an sm_80's shared memory twice."""
 COMBINED = 8
@@ -35,12 +37,17 @@ class Tiling:
     stages: int
 
 
-def tiling_of(rows: int, head_dim: int, item_bytes: int) -> Tiling:
-    """`rows` query rows share a KV head whose states have `item_bytes` a number."""
-    padded, dims = min(MOST_ROWS, _power(rows)), _power(head_dim)
-    # 8-bit states become 16-bit operands, and those are what takes registers.
-    tokens = max(16, min(128, TILE_BYTES // (dims * max(2, item_bytes))))
-    return Tiling(padded, dims, tokens, warps=4, stages=3)
+def tiling_of(call: Call) -> Tiling:
+    """The query rows that share a KV head, as many tokens as fit into `TILE_BYTES`, and threads for both.
+
+    What is multiplied has the query's type, whatever the pool's, and is what takes registers.
+    """
+    item_bytes, dims = call.query.element_size(), _power(call.query.shape[3])
+    row_bytes = dims * item_bytes
+    rows = min(MOST_ROWS, QUERY_BYTES[item_bytes] // row_bytes, _power(call.group * call.query.shape[1]))
+    tokens = max(16, min(128, TILE_BYTES // row_bytes))
+    warps = 8 if rows == MOST_ROWS or rows * row_bytes >= 16 << 10 else 4
+    return Tiling(rows, dims, tokens, warps, stages=3)
 
 
 def launch(call: Call, out: torch.Tensor, splits: int = 0, tiling: Tiling | None = None) -> int:
@@ -51,7 +58,7 @@ def launch(call: Call, out: torch.Tensor, splits: int = 0, tiling: Tiling | None
     batch, q_len, heads, head_dim = call.query.shape
     if not call.query.numel():
         return 0
-    tiling = tiling or tiling_of(call.group * q_len, head_dim, call.keys.element_size())
+    tiling = tiling or tiling_of(call)
     parts = call.keys.shape[2] * -(-call.group * q_len // tiling.rows)
     if not splits:
         tiles = -(-call.pages.most_blocks * call.keys.shape[1] // tiling.tokens)

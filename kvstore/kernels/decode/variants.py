@@ -25,6 +25,8 @@ def variants() -> list[Variant]:
         _variant("bf16-d80-b8-csr", _call(BF16, head_dim=80, block_tokens=8, csr=True)),
         _variant("bf16-d256-b16-window-softcap", _call(BF16, head_dim=256, window=4096, softcap=50.0), splits=1),
         _variant("fp32-d64-b16", _call(F32, head_dim=64)),
+        _variant("bf16-d64-b16-q8-g8", _call(BF16, head_dim=64, q_len=8, group=8)),
+        _variant("fp32-d256-b16-q8-g8", _call(F32, head_dim=256, q_len=8, group=8)),
         _variant("bf16-e4m3-d128-b16", _call(BF16, E4M3), capability=(9, 0), targets=_SINCE_89),
         _variant("bf16-e4m3-bits-d128-b16", _call(BF16, E4M3), capability=(8, 0), targets=("sm_80",)),
         _variant("fp16-e5m2-d128-b128", _call(F16, E5M2, block_tokens=128), capability=(8, 0)),
@@ -62,7 +64,7 @@ def _call(
 def _variant(
     name: str, call: Call, *, splits: int = 8, capability: tuple[int, int] = (8, 0), targets: tuple[str, ...] = ()
 ) -> Variant:
-    tiling = tiling_of(call.group * call.query.shape[1], call.query.shape[3], call.keys.element_size())
+    tiling = tiling_of(call)
     into = call.query if splits == 1 else call.query.float()
     given = arguments(call, into, into, splits)
     fixed = {**constants(call, tiling, splits > 1, kernel_format(call, capability)), "WIDEN": False}
