@@ -56,19 +56,18 @@ def main(words: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the worker is ended, too
     try:
         return check(given)
+    except (ValueError, OSError) as error:
+        print(f"gpu_check.py: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("gpu_check.py: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
 def check(given: argparse.Namespace) -> int:
-    """The run that was asked for; its exit code."""
+    """The run that was asked for; its exit code. Raises `ValueError` and `OSError` for what cannot be asked."""
     began = time.monotonic()
-    try:
-        sections = named(given.only)
-    except ValueError as error:
-        print(f"gpu_check.py: {error}", file=sys.stderr)
-        return 2
+    sections = named(given.only)
     with tempfile.TemporaryDirectory(prefix="kvscope-wheels-") as unpacked:
         taken = wheels.use(given.wheels, Path(unpacked))
         seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(4), "little")

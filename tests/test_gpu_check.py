@@ -367,6 +367,17 @@ def test_a_wheel_writes_nowhere_else(tmp_path: Path) -> None:
     assert not (tmp_path / "outside.py").exists()
 
 
+def test_a_wheel_that_is_none_and_a_folder_that_cannot_be_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "kvscope_torn-1.0-py3-none-any.whl").write_text("torn")
+    (tmp_path / "taken").write_text("")
+    for words in (["--wheels", str(tmp_path)], ["--wheels", "none", "--out", str(tmp_path / "taken")]):
+        done = call("--cpu", "--only", "tables", *words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("gpu_check.py: ")
+        assert str(tmp_path) in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_no_folder_of_wheels_is_no_wheels(tmp_path: Path) -> None:
     assert wheels.use(tmp_path / "none", tmp_path / "unpacked") == []
 

@@ -63,13 +63,16 @@ def _stable(python: str) -> bool:
 
 
 def unpack(wheel: Path, into: Path) -> None:
-    """The wheel's files under `into`. Raises `ValueError` for a name that would leave it."""
+    """The wheel's files under `into`. Raises `ValueError` for what is no wheel, or would leave that folder."""
     into.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.startswith("/") or ".." in name.split("/"):
-                raise ValueError(f"{wheel.name} holds {name!r}, which is no place in it")
-        archive.extractall(into)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if name.startswith("/") or ".." in name.split("/"):
+                    raise ValueError(f"{wheel} holds {name!r}, which is no place in it")
+            archive.extractall(into)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{wheel} is no wheel: {error}; fetch it again (make gpu-wheels)") from None
     for beside in (*into.glob("*.data/purelib"), *into.glob("*.data/platlib")):
         shutil.copytree(beside, into, dirs_exist_ok=True)
         shutil.rmtree(beside)

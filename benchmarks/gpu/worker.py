@@ -1,6 +1,6 @@
 """The process that runs sections, one after another, and tells the command what they found: one JSON object a line.
 
-python -m gpu.worker '{"report": 5, "parent": 77, "sections": [["moves", "gpu.check_moves", 20]], "cpu": true, "seed": 1, …}'
+python -m gpu.worker '{"report": 5, "parent": 77, "sections": [["moves", "gpu.check_moves", 20]], "cpu": true, …}'
 """
 
 from __future__ import annotations
