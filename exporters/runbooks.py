@@ -52,8 +52,17 @@ def render(document: Document) -> str:
         _list("Remedies", playbook.remedies),
         _list("Commands to confirm", [f"`{c.command}` ({c.safety})" for c in playbook.confirm]),
         *_alert(playbook, document.front),
+        *_for_scopes(playbook),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _for_scopes(playbook: Playbook) -> Iterator[str]:
+    """What is advised instead for members of another scope."""
+    for scope, advice in playbook.for_scope.items():
+        yield f"## Of a {scope.replace('_', ' ')}: {advice.title}"
+        yield _list("Remedies", advice.remedies)
+        yield _list("Commands to confirm", [f"`{c.command}` ({c.safety})" for c in advice.confirm])
 
 
 def index(known: Mapping[str, Playbook]) -> str:

@@ -181,6 +181,7 @@ def _finding(
     ruling: Ruling, under: Sequence[Ruling], rulings: Sequence[Ruling], bench: Bench, names: _Names
 ) -> Finding:
     playbook = ruling.playbook
+    advice = playbook.advice(ruling.pattern.scope)
     lookalikes = [
         Refutation(other.playbook.id, by.by, by.says)
         for other in rulings
@@ -190,7 +191,7 @@ def _finding(
     ]
     return Finding(
         cause=playbook.id,
-        title=playbook.title,
+        title=advice.title,
         verdict=ruling.verdict,
         member=names(ruling.member),
         evidence=ruling.evidence,
@@ -198,8 +199,8 @@ def _finding(
         explains=tuple(dict.fromkeys(r.playbook.id for r in under if r.playbook.id != playbook.id)),
         cost=_costs(playbook, ruling.member, bench),
         what_if=tuple(_what_ifs(playbook.what_if, ruling.member, bench)),
-        remedies=playbook.remedies,
-        confirm=tuple(Command(_address(c.command, ruling.member), c.safety) for c in playbook.confirm),
+        remedies=advice.remedies,
+        confirm=tuple(Command(_address(c.command, ruling.member), c.safety) for c in advice.confirm),
         onset_ms=ruling.onset_ms,
         ended_ms=ruling.ended_ms,
         summary=playbook.summary,

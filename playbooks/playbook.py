@@ -116,6 +116,15 @@ class Confirm:
     safety: str
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a finding is called, and what to do about it."""
+
+    title: str
+    remedies: tuple[str, ...]
+    confirm: tuple[Confirm, ...]
+
+
 @dataclass(frozen=True)
 class Playbook:
     id: str
@@ -135,11 +144,16 @@ class Playbook:
     body: str = ""
     path: str = ""
     limit: bool = False
+    for_scope: Mapping[str, Advice] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def member_labels(self) -> tuple[str, ...]:
         return self.patterns[0].member_labels
+
+    def advice(self, scope: str) -> Advice:
+        """For a member of this scope: its own, else the playbook's."""
+        return self.for_scope.get(scope) or Advice(self.title, self.remedies, self.confirm)
 
 
 def build(document: Document) -> Playbook:
@@ -166,9 +180,10 @@ def _build(document: Document, front: Mapping[str, Any]) -> Playbook:
                 line = document.line("patterns")
                 raise FrontMatterError(document.path, line, f"pattern {pattern.id!r} names no test {name!r}; add it")
     alert = front.get("alert")
+    own = _advice(front)
     return Playbook(
         id=str(front["id"]),
-        title=str(front["title"]),
+        title=own.title,
         summary=" ".join(str(front["summary"]).split()),
         severity=str(front["severity"]),
         tests=tests,
@@ -181,8 +196,8 @@ def _build(document: Document, front: Mapping[str, Any]) -> Playbook:
         what_if=tuple(
             Formula(str(w["change"]), _flat(w["expr"]), "", str(w["says"])) for w in front.get("what_if", ())
         ),
-        remedies=tuple(" ".join(str(r).split()) for r in front["remedies"]),
-        confirm=tuple(Confirm(str(c["command"]), str(c["class"])) for c in front["confirm"]),
+        remedies=own.remedies,
+        confirm=own.confirm,
         alert=None
         if alert is None
         else Alert(
@@ -201,6 +216,15 @@ def _build(document: Document, front: Mapping[str, Any]) -> Playbook:
         body=document.body,
         path=document.path,
         limit=bool(front.get("limit", False)),
+        for_scope={scope: _advice(told) for scope, told in front.get("for_scope", {}).items()},
+    )
+
+
+def _advice(told: Mapping[str, Any]) -> Advice:
+    return Advice(
+        str(told["title"]),
+        tuple(" ".join(str(r).split()) for r in told["remedies"]),
+        tuple(Confirm(str(c["command"]), str(c["class"])) for c in told["confirm"]),
     )
 
 

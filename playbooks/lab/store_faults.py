@@ -210,7 +210,7 @@ def over_tcp(cast: Cast) -> Stage:
     return made.stage(made.on_shard("wrong-transport", None, "UCX_TLS=tcp in its environment"))
 
 
-@scenario("store-tcp-everywhere")
+@scenario("store-healthy-tcp")
 def tcp_everywhere(cast: Cast) -> Stage:
     """All shards are read over TCP, and nothing says that there is anything faster."""
     return StoreSet(cast, replace(USUAL, lane="tcp")).stage(Truth("healthy"))

@@ -27,6 +27,8 @@ LOOKALIKES = {
     "store-hot-shard": {"stalled-shard"},
     "store-stalled-shard": {"engine-crash"},
     "store-capacity-exhausted": {"external-fragmentation", "pool-leak", "internal-fragmentation"},
+    "store-over-tcp": {"wrong-rail"},
+    "store-scattered": {"external-fragmentation"},
     "store-crash": {"stalled-shard"},
     "store-page-gone": {"stalled-shard"},
 }
@@ -48,6 +50,19 @@ class Doctor:
 @pytest.fixture
 def doctor(shelf_folder: Path, playbooks: list[Playbook], rules: RuleSet) -> Doctor:
     return Doctor(Shelf(shelf_folder), playbooks, rules)
+
+
+def test_a_shard_gets_a_shards_advice(doctor: Doctor) -> None:
+    """What an engine would be told, switches of its command line among it, does not hold for a shard."""
+    shard = doctor.scene("store-capacity-exhausted").findings[0]
+    engine = doctor.scene("kv-capacity-exhausted", 1).findings[0]
+    assert shard.cause == engine.cause
+    assert shard.title == "The shard's pool is full and puts are refused"
+    assert engine.title == "The KV pool is full and requests queue for it"
+    assert not any("gpu_memory_utilization" in remedy for remedy in shard.remedies)
+    assert any("gpu_memory_utilization" in remedy for remedy in engine.remedies)
+    assert shard.member["instance"] in shard.confirm[0].command
+    assert "kv_pool_blocks" in shard.confirm[0].command
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -122,7 +122,7 @@ def quantity(value: float, unit: str) -> str:
     """A cost with its unit, in our own words where we know the unit."""
     known = _KNOWN_UNITS.get(unit)
     if known is None:
-        return f"{digits(value)} {unit}"
+        return f"{digits(value)} {unit.replace('_per_', ' per ').replace('_', ' ')}"
     text = text_of(value, known)
     return f"{text} tokens" if known == "tokens" else text
 
