@@ -31,6 +31,7 @@ from kvstore.reader import Part, read
 from kvstore.transport.device.arena import DeviceArena
 from kvstore.transport.device.memory import Move, device_named
 from kvstore.transport.device.peer import DevicePeer
+from kvstore.transport.device.rows import DeviceRows
 from tests.kvstore.device_rig import compiled, stubbed
 from tests.kvstore.process_rig import LAYOUT, ROOT, Helper, blocks_for, chain, digests_of, some_keys, tail_keys
 
@@ -485,6 +486,40 @@ def test_damage_on_the_device_is_an_error(near: Near) -> None:
             LAYOUT.block_bytes,
             verify=True,
         )
+
+
+def test_sums_are_of_what_arrived_not_of_what_the_client_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that writes into its staging run while it is pulled: from host memory, and from its device."""
+    from kvstore.transport.device import arena as arenas
+
+    device = device_named("shm")
+    arena = DeviceArena.create(device, SLOTS, LAYOUT.slot_bytes, LAYOUT.block_bytes)
+    host = Arena.create("t", 4, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=False)
+    lent = device.allocate(4 * LAYOUT.block_bytes)
+    exported = lent.export()
+    words = {**exported.words, "slots": 4}
+    staging = arena.beside(host, words, [os.dup(fd) for fd in exported.fds])
+    theirs = DeviceRows(device, lent.address, 4, LAYOUT.block_bytes)
+    before, after = blocks_for(some_keys(4, 1)), blocks_for(some_keys(4, 2))
+    host.data[:] = before
+    theirs.upload(before)
+
+    def overtaken(data: Any) -> Any:
+        assert not np.shares_memory(data, host.data), "summed where the client can write"
+        host.data[:] = after
+        theirs.upload(after)
+        return sums(data)
+
+    monkeypatch.setattr(arenas, "sums", overtaken)
+    for source in (np.arange(4), np.arange(4, 8)):
+        target = np.array([5, 6, 20, 1])
+        found = arena.pull(staging, source, target)
+        held = np.stack(arena.payloads(target))
+        assert (held == before).all()
+        assert (found == sums(held)).all()
+        host.data[:] = before
+        theirs.upload(before)
+    staging.close()
 
 
 def test_a_closed_peer_reads_nothing_more(near: Near) -> None:
