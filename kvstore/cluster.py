@@ -29,6 +29,9 @@ START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 8.0
 _alive: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
+MOST_SHARDS = 256
+"""Of one host: a mistyped number should not fill it with processes (policy)."""
+
 
 class LocalCluster:
     """A store of `shards` processes; a context manager, sync and async. Leaving it ends them all, stopped ones too.
@@ -56,6 +59,8 @@ class LocalCluster:
     ) -> None:
         if shards < 1:
             raise BadRequest(f"a cluster needs at least one shard, not {shards}")
+        if shards > MOST_SHARDS:
+            raise BadRequest(f"{shards} shards on one host: each is a process, and at most {MOST_SHARDS} are started")
         self.layout = layout
         self._count = shards
         self._options = {"blocks": blocks, **options}

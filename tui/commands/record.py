@@ -122,7 +122,8 @@ def _told(recorder: Recorder, statuses: Sequence[SourceStatus]) -> int:
     faults = [fault(status) for status in statuses if not status.ok or status.state == "empty"]
     if not any(map(gave, statuses)):
         recorder.path.unlink(missing_ok=True)
-        raise CommandError("nothing could be collected: " + "; ".join(faults), EXIT_NOTHING)
+        why = "; ".join(faults) or "no target had answered by then; give them longer with --for"
+        raise CommandError(f"nothing could be collected: {why}", EXIT_NOTHING)
     show(f"{name_text(str(recorder.path))}: {recorder.samples:,} samples")
     for one in faults:
         print(f"kvtop: {one}", file=sys.stderr)

@@ -113,11 +113,11 @@ def owner_of(script: Path) -> str:
 
 def _optional() -> Iterator[Check]:
     parts = {
-        "torch": "not installed: only the later store's kernels and models need it",
-        "nixl": "not installed: only the later store's transport needs it",
+        "torch": (("torch",), "not installed: only the store's kernels and its cache for transformers need it"),
+        "nixl": (("nixl_cu12", "nixl_cu13"), "not installed: only the store needs it, between hosts"),
     }
-    for name, without in parts.items():
-        if importlib.util.find_spec(name) is None:
+    for name, (modules, without) in parts.items():
+        if not any(importlib.util.find_spec(module) for module in modules):
             yield Check(name, State.NOTE, without)
         else:
             yield Check(name, State.OK, "installed (kvtop itself never loads it)")
