@@ -16,8 +16,8 @@ WORST = "the engines' buckets differ and cannot be added up: this is the worst e
 def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Mapping[str, Grid]) -> EntityReading:
     """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step).
 
-    Engines whose values are stale count only where no other has a value: what a silent engine did last is no part of
-    what the fleet does now. Where there are engines, a store's shards do not count beside them.
+    Engines whose values are stale count only where no other tells of the panel: what a silent engine did last is no
+    part of what the fleet does now, even if the others do nothing at all. Where there are engines, a store's shards do not count beside them.
     """
     values = {}
     engines = [row for row in readings if kind_of(row.key) is not Of.SHARD]
@@ -26,7 +26,7 @@ def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Map
             continue
         whose = engines if engines and panel.of is Of.BOTH else readings
         answering = [row for row in whose if not row.stale]
-        rows = answering if any(row.value(panel.name) is not None for row in answering) else whose
+        rows = answering if any(_tells(row, panel) for row in answering) else whose
         parts = [row.values[panel.name] for row in rows if panel.name in row.values]
         if not parts:
             continue
@@ -36,6 +36,12 @@ def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Map
         if panel.merge is Merge.EXPR and many and value not in (None, _last_of(asked.get(panel.name, {}))):
             values[panel.name] = replace(values[panel.name], why=WORST)
     return EntityReading({}, values)
+
+
+def _tells(row: EntityReading, panel: Panel) -> bool:
+    """Whether it has a value, or would have one if there were anything to measure."""
+    reading = row.values.get(panel.name)
+    return reading is not None and (reading.value is not None or reading.state is State.GAP)
 
 
 def _merged(panel: Panel, rows: Sequence[EntityReading], parts: Sequence[Reading], grid: Grid) -> float | None:

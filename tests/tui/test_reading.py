@@ -179,6 +179,8 @@ def test_a_silent_engine_does_not_count_in_the_fleet() -> None:
     rows = [one("a:1", 2.0, State.FRESH), one("b:1", 50.0, State.STALE)]
     assert fleet(rows, PANELS, {}).values["kv:requests_waiting"].value == 2.0
     assert fleet(rows[1:], PANELS, {}).values["kv:requests_waiting"].state is State.STALE
+    idle = EntityReading({"instance": "a:1"}, {"kv:requests_waiting": Reading(None, "requests", State.GAP)})
+    assert fleet([idle, rows[1]], PANELS, {}).values["kv:requests_waiting"].state is State.GAP
 
 
 @pytest.mark.parametrize(
