@@ -30,6 +30,7 @@ from kvstore.pool import Pool
 from kvstore.reader import Part, read
 from kvstore.transport.device.arena import DeviceArena
 from kvstore.transport.device.memory import Move, device_named
+from kvstore.transport.device.moves import host_moves
 from kvstore.transport.device.peer import DevicePeer
 from kvstore.transport.device.rows import DeviceRows
 from tests.kvstore.device_rig import compiled, stubbed
@@ -497,28 +498,32 @@ def test_sums_are_of_what_arrived_not_of_what_the_client_has_now(monkeypatch: py
     host = Arena.create("t", 4, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=False)
     lent = device.allocate(4 * LAYOUT.block_bytes)
     exported = lent.export()
-    words = {**exported.words, "slots": 4}
-    staging = arena.beside(host, words, [os.dup(fd) for fd in exported.fds])
+    staging = arena.beside(host, {**exported.words, "slots": 4}, [os.dup(fd) for fd in exported.fds])
     theirs = DeviceRows(device, lent.address, 4, LAYOUT.block_bytes)
     before, after = blocks_for(some_keys(4, 1)), blocks_for(some_keys(4, 2))
-    host.data[:] = before
-    theirs.upload(before)
+    real = device.move
+    late = host_moves(theirs.address, np.arange(4), after, LAYOUT.block_bytes)
 
-    def overtaken(data: Any) -> Any:
+    def summed(data: Any) -> Any:
         assert not np.shares_memory(data, host.data), "summed where the client can write"
         host.data[:] = after
-        theirs.upload(after)
         return sums(data)
 
-    monkeypatch.setattr(arenas, "sums", overtaken)
+    def moved(moves: Any) -> None:
+        real(moves)
+        real(late)
+
+    monkeypatch.setattr(arenas, "sums", summed)
     for source in (np.arange(4), np.arange(4, 8)):
+        host.data[:] = before
+        theirs.upload(before)
         target = np.array([5, 6, 20, 1])
-        found = arena.pull(staging, source, target)
+        with monkeypatch.context() as patch:
+            patch.setattr(device, "move", moved)
+            found = arena.pull(staging, source, target)
         held = np.stack(arena.payloads(target))
         assert (held == before).all()
         assert (found == sums(held)).all()
-        host.data[:] = before
-        theirs.upload(before)
     staging.close()
 
 

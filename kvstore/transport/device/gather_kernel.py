@@ -11,7 +11,7 @@ CHUNK = 2048
 
 
 @jit
-def copy_blocks(to, source, places, slots, units, chunks, CHUNK: tl.constexpr):  # noqa: N803
+def copy_blocks(to, source, places, slots, units, chunks, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Chunk `program_id(0) % chunks` of item `program_id(0) // chunks`: block `slots[item]` of `source` to block
     `places[item]` of `to`; a block has `units` units of 32 bits."""
     item = tl.program_id(0) // chunks

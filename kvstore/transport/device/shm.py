@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from kvstore.errors import BadRequest, StagingRejected
 from kvstore.header import Bytes
 from kvstore.memory import free_memory
 from kvstore.transport.device.memory import Exported, Move
+
+if TYPE_CHECKING:
+    from kvstore.transport.device.gather import Gather
 
 
 class ShmMemory:
@@ -42,7 +45,7 @@ class ShmDevice:
     name = "shm"
     kind = "shm"
     lane = "memfd"
-    gather = None
+    gather: Gather | None = None
 
     def allocate(self, size: int) -> ShmMemory:
         try:

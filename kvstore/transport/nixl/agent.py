@@ -112,10 +112,8 @@ class Agent:
             return  # it is not known (any more)
 
     def prepare(self, peer: str | None, rows: Rows, *, gpu: int | None = None) -> int:
-        """A prepared list of descriptors: of our own memory (None; `gpu`: on that card) or a peer's; raises
-        `BadRequest` for memory that the peer has not registered."""
-        if gpu is not None:
-            rows[:, 2] = gpu
+        """A prepared list of descriptors: of our own memory (None; `gpu`: on that card, which they name, too) or a
+        peer's; raises `BadRequest` for memory that the peer has not registered."""
         listed = self._nixl.nixlXferDList(self._segment(gpu), rows)
         try:
             handle: int = self._agent.prepXferDlist(self._nixl.NIXL_INIT_AGENT if peer is None else peer, listed, [])

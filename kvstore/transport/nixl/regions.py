@@ -58,6 +58,7 @@ class Region:
         self._dropped = False
         self._lock = threading.Lock()
         whole = spans(self.base, np.arange(slots), 1, slot_bytes)
+        whole[:, 2] = self.gpu or 0
 
         def register(agent: Any) -> int:
             agent.register(self.base, self.size, gpu=self.gpu)
