@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from playbooks.printable import name_text, names_text, printable
 from playbooks.verdict import Diagnosis, Evidence, Finding, Overall, Quantity
 
 SCHEMA = "kvscope.diagnosis/1"
+_NAMES = 3
 _WIDTH = 100
 _HUGE = 1e12  # no quantity of ours: three digits say enough, and a percentage of it could overflow
 _WORDS = 500  # of an error: JSON has the whole of it
@@ -238,7 +239,15 @@ def _unknown_lines(diagnosis: Diagnosis) -> Iterator[str]:
         grouped.setdefault((one.cause, one.missing, one.enable), []).append(member_text(one.member))
     for (cause, missing, enable), members in grouped.items():
         turn = f"; {enable}" if enable else ""
-        yield f"{cause} on {', '.join(members)}: missing {', '.join(missing)}{turn}"
+        apart = "; " if any("," in member for member in members) else ", "
+        yield f"{cause} on {apart.join(members)}: missing {_few(missing)}{turn}"
+
+
+def _few(missing: Sequence[str]) -> str:
+    """The first signals by our own names; each has several of the sources' beside it, which the JSON lists."""
+    own = [name for name in missing if name.startswith("kv:")] or list(missing)
+    rest = len(missing) - len(own[:_NAMES])
+    return ", ".join(own[:_NAMES]) + (f" ({rest} more names with --json)" if rest else "")
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

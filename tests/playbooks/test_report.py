@@ -213,7 +213,7 @@ def test_markdown_tables_survive_pipes() -> None:
 
 def test_every_part_is_in_text_and_markdown() -> None:
     for told in (as_text(_full()), as_markdown(_full())):
-        for part in ("No known cause explains", "Cannot be decided", "Events", "Sources", "vllm:some_signal_11"):
+        for part in ("No known cause explains", "Cannot be decided", "Events", "Sources", "vllm:some_signal_2"):
             assert part in told
     quiet = Diagnosis(Overall.HEALTHY, START, START + 300_000)
     assert "Events" not in as_text(quiet)
