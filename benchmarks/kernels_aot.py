@@ -1,4 +1,4 @@
-"""What the kernels take on GPUs that are not there: registers, shared memory, spills, 16-byte accesses, from their code.
+"""What the kernels take on GPUs that are not there: registers, shared memory, spills, 16-byte accesses.
 
     python benchmarks/kernels_aot.py [--targets sm_80,sm_90,sm_100] [--workers 2] [--no-write]
 
@@ -58,7 +58,7 @@ def report(found: Sequence[Compiled], seconds: float) -> str:
             "code, nothing of it is a time.",
             "",
             "Values are in the order of the targets. Spills: bytes that a thread moves to and from local memory. "
-            "16-byte accesses: of the instructions that load from or store to global memory, those of 16 bytes or more.",
+            "16-byte accesses: those of 16 bytes or more, of all loads from and stores to global memory.",
             "",
             *table(found),
             "",
