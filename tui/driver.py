@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from textual.drivers.linux_driver import LinuxDriver
 
@@ -19,6 +20,11 @@ class QuickDriver(LinuxDriver):
     The thread sees the event that is set again here and ends by itself. And whenever the terminal says that its size
     changed, all is painted: two changes that cancel each other leave the same size, but not the same screen.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._file is None or not self._file.isatty():  # Textual draws on standard error; it was sent to a file
+            self._file = sys.__stdout__
 
     def start_application_mode(self) -> None:
         super().start_application_mode()  # type: ignore[no-untyped-call]

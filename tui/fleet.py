@@ -17,7 +17,8 @@ def fleet(readings: Sequence[EntityReading], panels: Sequence[Panel], asked: Map
     """The fleet's row; ``asked`` holds the grids of the fleet expressions by panel name (their last step).
 
     Engines whose values are stale count only where no other tells of the panel: what a silent engine did last is no
-    part of what the fleet does now, even if the others do nothing at all. Where there are engines, a store's shards do not count beside them.
+    part of what the fleet does now, even if the others do nothing at all. Where there are engines, a store's shards do
+    not count beside them.
     """
     values = {}
     engines = [row for row in readings if kind_of(row.key) is not Of.SHARD]

@@ -39,8 +39,6 @@ def run(
     # The terminal's own size counts, and an empty NO_COLOR asks for nothing (no-color.org).
     for name in ("COLUMNS", "LINES", *(() if os.environ.get("NO_COLOR") else ("NO_COLOR",))):
         os.environ.pop(name, None)
-    if sys.__stderr__ is not None and not sys.__stderr__.isatty():
-        sys.__stderr__ = sys.__stdout__  # Textual draws on standard error, which may have been sent to a file
     app = KvtopApp(monitor, options)
     app.signals = _ENDING
     # The diagnosis is Python, in another thread: it must hand over quickly when a key comes.

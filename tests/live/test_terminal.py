@@ -38,11 +38,13 @@ ROOT = Path(__file__).parents[2]
 class Terminal:
     """One kvtop in a tmux server of its own."""
 
-    def __init__(self, *words: str, size: tuple[int, int], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *words: str, size: tuple[int, int], env: dict[str, str] | None = None, errors: Path | None = None
+    ) -> None:
         self._server = f"kvscope-{uuid.uuid4().hex[:12]}"
         settings = [f"{name}={value}" for name, value in (env or {}).items()]
         command = ["env", *settings, sys.executable, "-m", "tui.cli", *words]
-        joined = " ".join(f"'{word}'" for word in command)
+        joined = " ".join(f"'{word}'" for word in command) + (f" 2>'{errors}'" if errors else "")
         self._tmux(
             "-f", "/dev/null", "new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), "-c", str(ROOT),
             f"{joined}; echo left with $?; sleep 60",
@@ -79,8 +81,10 @@ class Terminal:
 
 
 @contextmanager
-def kvtop(*words: str, size: tuple[int, int] = (80, 24), env: dict[str, str] | None = None) -> Iterator[Terminal]:
-    terminal = Terminal(*words, size=size, env=env)
+def kvtop(
+    *words: str, size: tuple[int, int] = (80, 24), env: dict[str, str] | None = None, errors: Path | None = None
+) -> Iterator[Terminal]:
+    terminal = Terminal(*words, size=size, env=env, errors=errors)
     try:
         yield terminal
     finally:
@@ -303,6 +307,14 @@ def test_the_size_of_the_terminal_counts_not_that_of_the_environment(tmp_path: P
     engines(tmp_path)
     with kvtop(str(tmp_path / "made.om"), env={"COLUMNS": "200", "LINES": "60"}) as terminal:
         assert fits(terminal.until(lambda t: "pod-2:8000" in t and "q quit" in t), (80, 24))
+
+
+def test_the_screens_are_drawn_where_standard_error_is_a_file(tmp_path: Path) -> None:
+    engines(tmp_path)
+    errors = tmp_path / "errors"
+    with kvtop(str(tmp_path / "made.om"), errors=errors) as terminal:
+        terminal.until(lambda t: "pod-2:8000" in t and "q quit" in t)
+    assert errors.read_text() == ""
 
 
 def test_a_dumb_terminal_is_refused_in_one_line() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-
 _IDLE_S = 2.0
 """A connection that was idle for longer is made anew: the engine's web server drops idle ones after 5 s."""
 
