@@ -18,9 +18,21 @@ from tests.kernels.decode_rig import DEVICE, computed, require_right, scene
 RAGGED = (0, 1, 15, 16, 17, 70)
 
 
-@pytest.mark.parametrize("block_tokens", [8, 16, 32, 64, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_block_sizes(dtype: Any, block_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("block_tokens", "dtype"),
+    [
+        (8, torch.float16),
+        (8, torch.bfloat16),
+        (16, torch.float32),
+        (16, torch.bfloat16),
+        (32, torch.float16),
+        (64, torch.float32),
+        (64, torch.bfloat16),
+        (128, torch.float16),
+    ],
+    ids=str,
+)
+def test_block_sizes(block_tokens: int, dtype: Any) -> None:
     """The last one or two blocks of each sequence are partly filled; 130 tokens are more than a step of any kernel."""
     call = scene((130, 0, 1, block_tokens), dtype=dtype, block_tokens=block_tokens, seed=block_tokens)
     require_right(call, computed(call))
@@ -43,16 +55,17 @@ def test_groups_of_heads_and_several_queries(heads: int, kv_heads: int, q_len: i
     assert bool((out[1, : q_len - 1] == 0).all())  # before the sequence's only token there is nothing to see
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 20])
+@pytest.mark.parametrize("splits", [1, 3, 20])
 def test_splits(splits: int) -> None:
     """Twenty are more than the longest sequence has steps, and than are added up at once."""
-    call = scene((0, 1, 17, 300), q_len=2, kv_heads=1, seed=splits)
+    call = scene((0, 1, 300), heads=2, kv_heads=1, q_len=2, seed=splits)
     require_right(call, computed(call, splits))
 
 
-@pytest.mark.parametrize("window", [1, 2, 16, 17, 69, 70, 71, 1000])
+@pytest.mark.parametrize("window", [1, 2, 16, 69, 70, 71])
 def test_window_edges(window: int) -> None:
-    call = scene((0, 1, 16, 70, 131), q_len=2, window=window, seed=window)
+    """Of 70 tokens and two queries the window of 69 leaves one out for the last, of 70 none; 131 are two steps."""
+    call = scene((1, 16, 70, 131), kv_heads=1, q_len=2, window=window, seed=window)
     require_right(call, computed(call, splits=2))
 
 
