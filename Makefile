@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # linearizable.py takes a quarter of an hour and more: by itself.
-BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py benchmarks/peers.py benchmarks/mooncake_client.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py))
+BENCHES ?= $(filter-out benchmarks/engines_server.py benchmarks/pty_run.py benchmarks/linearizable.py benchmarks/peers.py benchmarks/mooncake_client.py benchmarks/gpu_check.py benchmarks/kernels_aot.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help demo test lint format types unit bench gpu-wheels test-vllm test-lmcache bench-peers test-roce clean
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from kvstore.errors import BadRequest
 from kvstore.kernels.ahead import TARGETS, Compiled, compile_apart
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     try:
         found = compile_apart(given.targets.split(","), max(1, given.workers))
-    except RuntimeError as error:
+    except (BadRequest, RuntimeError) as error:
         print(f"kernels_aot: {error}", file=sys.stderr)
         return 2
     page = report(found, time.monotonic() - begun)

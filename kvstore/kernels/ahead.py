@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -99,8 +100,11 @@ def compile_one(family: str, variant: Variant, target: str) -> Compiled:
 def compile_apart(targets: Sequence[str] = TARGETS, workers: int = 2) -> list[Compiled]:
     """`compile_all` for each of `targets` in `workers` processes without the interpreter, sorted by name and target.
 
-    Raises `RuntimeError` with what a process said last when it fails.
+    Raises `BadRequest` where torch or triton is missing, `RuntimeError` with what a process said last when it fails.
     """
+    for needed in ("torch", "triton"):
+        if importlib.util.find_spec(needed) is None:
+            raise BadRequest(f"nothing to compile with: {needed} is not installed (pip install 'kvscope[cuda]')")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
     def work(part: int) -> list[Compiled]:
