@@ -19,7 +19,7 @@ from tui.cursor import Cursor
 from tui.draw.canvas import ASCII, UNICODE
 from tui.draw.table import chosen_place, columns_shown, silent_targets, table_rows
 from tui.look import Look, selected
-from tui.messages import Explained, Failed, Ticked
+from tui.messages import Failed, Ticked
 from tui.options import Options
 from tui.painting import LEAST, Scene
 from tui.panels import BY_NAME
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from textual.driver import Driver
     from textual.timer import Timer
 
-    from probes.labels import Labels
+    from tui.trail import Key
 
 _LAST_S = 2.0  # a terminal that is gone may take our last words never
 _FLASH_S = 3.0
@@ -46,7 +46,7 @@ class Monitored(Protocol):
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def move(self, change: Callable[[Cursor], Cursor]) -> None: ...
-    def explain(self, panel: str, entity: Labels, at_ms: int) -> None: ...
+    def explain(self, asked: Key | None) -> None: ...
     def show(self, screen: str) -> None: ...
 
 
@@ -102,6 +102,7 @@ class KvtopApp(App[int]):
         window_ms = options.window_ms or max(60_000, 4 * options.interval_ms)
         self.scene = Scene(nothing_yet(options.interval_ms, window_ms, options.label, options.opening))
         self.says = ""
+        self._asked: Key | None = None
         self._make_monitor = monitor
         self._monitor: Monitored = _Still()
         self._flash_timer: Timer | None = None
@@ -138,6 +139,8 @@ class KvtopApp(App[int]):
         """Start the monitor, after the first picture: its imports must not hold that up."""
         self._monitor = self._make_monitor(self)
         self._monitor.start()
+        self._asked = None
+        self._ask()
 
     def on_unmount(self) -> None:
         self._monitor.stop()
@@ -148,10 +151,7 @@ class KvtopApp(App[int]):
 
     def on_ticked(self, message: Ticked) -> None:
         self.scene.shot = message.shot
-        self._paint()
-
-    def on_explained(self, message: Explained) -> None:
-        self.scene.origin = message.origin
+        self._ask()  # a row may have gone with its moment
         self._paint()
 
     def on_failed(self, message: Failed) -> None:
@@ -247,8 +247,7 @@ class KvtopApp(App[int]):
         if shown:
             at = shown.index(look.panel) + by if look.panel in shown else 0
             self._see(replace(look, panel=shown[at % len(shown)]))
-            if self.scene.over == "origin":
-                self._ask()
+            self._ask()
 
     def action_scroll(self, by: int) -> None:
         if self.scene.over:
@@ -293,8 +292,12 @@ class KvtopApp(App[int]):
             self._paint()
 
     def _ask(self) -> None:
-        row = selected(self.scene.shot, self.scene.look)
-        self._monitor.explain(self.scene.look.panel, row.key, self.scene.shot.time_ms)
+        """Have the monitor explain the number that is selected while its origin is shown; said once, not per tick."""
+        key = (self.scene.look.panel, selected(self.scene.shot, self.scene.look).key)
+        asked = key if self.scene.over == "origin" else None
+        if asked != self._asked:
+            self._asked = asked
+            self._monitor.explain(asked)
 
     def action_help(self) -> None:
         self.scene.over, self.scene.over_scroll = ("" if self.scene.over == "help" else "help"), 0
@@ -431,7 +434,7 @@ class _Still:
     def move(self, change: Callable[[Cursor], Cursor]) -> None:
         return
 
-    def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
+    def explain(self, asked: Key | None) -> None:
         return
 
     def show(self, screen: str) -> None:

@@ -1,4 +1,4 @@
-"""What the monitor tells the app: one message a tick, and answers to what it was asked."""
+"""What the monitor tells the app: one message a tick, or that there will be none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
-    from tui.provenance import Provenance
     from tui.snapshot import Snapshot
 
 
@@ -17,14 +16,6 @@ class Ticked(Message):
     def __init__(self, shot: Snapshot) -> None:
         super().__init__()
         self.shot = shot
-
-
-class Explained(Message):
-    """Where a number comes from."""
-
-    def __init__(self, origin: Provenance) -> None:
-        super().__init__()
-        self.origin = origin
 
 
 class Failed(Message):

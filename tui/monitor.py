@@ -15,14 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playbooks.verdict import SourceLine
-from probes.labels import Labels
 from tui.cursor import Cursor, Mode
-from tui.messages import Explained, Failed, Ticked
+from tui.messages import Failed, Ticked
 from tui.options import Options
 from tui.panels import BY_NAME
-from tui.provenance import explain
+from tui.provenance import Provenance, explain
 from tui.snapshot import Snapshot, nothing_yet
-from tui.source_views import PATIENT, Clock, Page, faults_of, pages_of, source_views
+from tui.source_views import PATIENT, Clock, Page, cut_of, events_now, faults_of, pages_of, source_views
 
 if TYPE_CHECKING:
     from textual.message import Message
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from probes.attach import Attachment
     from tui.observer import Observer
     from tui.pools import Pool, PoolObserver
+    from tui.trail import Key
 
 LEAST_WINDOW_MS = 60_000
 LIVE_SPAN_MS = 300_000
@@ -52,6 +52,7 @@ class Monitor(threading.Thread):
         self._cursor: Cursor | None = None
         self._screen = "overview"
         self._pools: PoolObserver | None = None
+        self._explained: Key | None = None
 
     # --- called from the app's thread
 
@@ -63,9 +64,9 @@ class Monitor(threading.Thread):
         """Change the cursor; the next snapshot, at once, is for its new moment."""
         self._order(lambda: self._move(change))
 
-    def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
-        """Ask where a number comes from; answered by an `Explained` message."""
-        self._order(lambda: self._explain(panel, entity, at_ms))
+    def explain(self, asked: Key | None) -> None:
+        """Ask where a number comes from: every snapshot says it of its own moment, until None is asked for."""
+        self._order(lambda: setattr(self, "_explained", asked))
 
     def show(self, screen: str) -> None:
         """Which screen is up: the pools are asked for only while somebody looks."""
@@ -219,25 +220,29 @@ class Monitor(threading.Thread):
         now_is_shown = self._attachment.live and cursor.at_end
         faults = faults_of(self._statuses, now_ms, self._attachment.interval_ms) if now_is_shown else {}
         live = cursor.mode is Mode.LIVE
-        rows, total = observer.observe(cursor.at_ms, self._start_ms(cursor), faults, live=live)
+        cut = cut_of(self._statuses, self._pages)
+        rows, total = observer.observe(cursor.at_ms, self._start_ms(cursor), faults, live=live, cut=cut)
+        window_ms = observer.window_at(cursor.at_ms, self._start_ms(cursor))
         diagnosis = self._examiner.verdict_at(cursor.at_ms, moving=cursor.mode is not Mode.PAUSED)
+        sources = source_views(self._statuses, observer.seen, self._pages, self._clock(now_ms))
         return Snapshot(
             time_ms=cursor.at_ms,
             now_ms=now_ms,
             interval_ms=self._attachment.interval_ms,
-            window_ms=observer.window_at(cursor.at_ms, self._start_ms(cursor)),
+            window_ms=window_ms,
             span_ms=min(observer.span_ms, max(LEAST_WINDOW_MS, cursor.at_ms - cursor.start_ms)),
             cursor=cursor,
             rows=rows,
             fleet=total,
             trails=observer.trails(),
-            sources=source_views(self._statuses, observer.seen, self._pages, self._clock(now_ms)),
+            sources=sources,
             diagnosis=diagnosis,
-            events=diagnosis.events if diagnosis else (),
+            events=events_now(diagnosis, sources if now_is_shown else (), now_ms),
             trouble=self._examiner.trouble,
             label=self.options.label,
             pages=self._examiner.pages,
             pools=self._seen_pools(cursor, observer),
+            origin=self._origin(cursor, window_ms),
         )
 
     def _seen_pools(self, cursor: Cursor, observer: Observer) -> tuple[Pool, ...] | None:
@@ -248,6 +253,12 @@ class Monitor(threading.Thread):
 
             self._pools = PoolObserver(self._attachment.view, observer.span_ms)
         return self._pools.observe(cursor.at_ms, observer.window_at(cursor.at_ms, self._start_ms(cursor)))
+
+    def _origin(self, cursor: Cursor, window_ms: int) -> Provenance | None:
+        if self._explained is None:
+            return None
+        panel, entity = self._explained
+        return explain(self._attachment.view, BY_NAME[panel], entity, cursor.at_ms, window_ms)
 
     def _first_observer(self, cursor: Cursor) -> Observer:
         from tui.observer import Observer
@@ -262,7 +273,8 @@ class Monitor(threading.Thread):
         lines = [SourceLine(s.target, s.state, s.age_s, s.error or None, s.incomplete) for s in shot.sources]
         self._examiner.examine(self._start_ms(shot.cursor), shot.cursor.at_ms, lines)
         found = self._examiner.diagnosis
-        events = found.events if found else ()
+        now_is_shown = self._attachment.live and shot.cursor.at_end
+        events = events_now(found, shot.sources if now_is_shown else (), shot.now_ms)
         trouble, pages = self._examiner.trouble, self._examiner.pages
         told = replace(shot, diagnosis=found, events=events, trouble=trouble, pages=pages, examining=False)
         self._post(Ticked(told))
@@ -273,9 +285,3 @@ class Monitor(threading.Thread):
             self._drawn_at = 0.0
             if self._cursor.at_ms != before.at_ms:
                 self._examiner.forget()
-
-    def _explain(self, panel: str, entity: Labels, at_ms: int) -> None:
-        window_ms = self._window_ms
-        if self._observer is not None and self._cursor is not None:
-            window_ms = self._observer.window_at(at_ms, self._start_ms(self._cursor))
-        self._post(Explained(explain(self._attachment.view, BY_NAME[panel], entity, at_ms, window_ms)))

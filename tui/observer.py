@@ -64,17 +64,23 @@ class Observer:
         return self._seen
 
     def observe(
-        self, at_ms: int, start_ms: int, faults: Mapping[str, str], *, live: bool = False
+        self,
+        at_ms: int,
+        start_ms: int,
+        faults: Mapping[str, str],
+        *,
+        live: bool = False,
+        cut: frozenset[str] = frozenset(),
     ) -> tuple[tuple[EntityReading, ...], EntityReading]:
         """The readings at a moment; data begins at ``start_ms``; ``faults`` maps instances to their source's fault.
 
-        ``live``: what changes slowly need not be asked at every tick.
+        ``live``: what changes slowly need not be asked at every tick; ``cut``: instances whose recording is cut off.
         """
         with getattr(self.view, "sharing", nullcontext)():
-            return self._observe(at_ms, start_ms, faults, live=live)
+            return self._observe(at_ms, start_ms, faults, live=live, cut=cut)
 
     def _observe(
-        self, at_ms: int, start_ms: int, faults: Mapping[str, str], *, live: bool
+        self, at_ms: int, start_ms: int, faults: Mapping[str, str], *, live: bool, cut: frozenset[str]
     ) -> tuple[tuple[EntityReading, ...], EntityReading]:
         times = self._steps(at_ms, start_ms)
         if times:
@@ -88,6 +94,7 @@ class Observer:
             restarted(self.view, at_ms, duration(self.window_ms)),
             self._identities,
             mixed(self.view, at_ms, duration(self.window_ms)),
+            cut,
         )
         found = assemble(self._recalled(faults, start_ms), PANELS, moment, self._known)
         rows = tuple(self._with_last(row, at_ms, faults.get(row.labels.get("instance", ""), "")) for row in found)

@@ -30,7 +30,6 @@ class Scene:
     look: Look = field(default_factory=Look)
     over: str = ""
     over_scroll: int = 0
-    origin: Provenance | None = None
     prompt: str | None = None
     flash: str = ""
 
@@ -69,7 +68,7 @@ class Scene:
 
     def _answered(self) -> Provenance | None:
         row = selected(self.shot, self.look)
-        origin = self.origin
+        origin = self.shot.origin
         return origin if origin and (origin.panel, origin.entity) == (self.look.panel, row.key) else None
 
     def bottom(self, canvas: Canvas) -> None:

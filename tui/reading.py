@@ -1,6 +1,7 @@
 """Readings: what each panel says about each entity, with its state. No textual here; `kvtop once` uses it too.
 
-    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None, asked=None, start_ms=None)
+    read(view, at_ms, window_ms, panels=PANELS, *, faults=None, seen=None, asked=None, start_ms=None,
+         cut=frozenset())
         -> list[EntityReading]
 
 - ``view``: a `probes.view.View`, or what answers like one (see `Asked`); ``at_ms``: milliseconds since the epoch;
@@ -8,6 +9,7 @@
 - ``faults``: instance to the fault of its source in words, for sources that are not fresh.
 - ``seen``: canonical name to the instances that ever had it (`presence` finds it when not given).
 - ``start_ms``: where the data begins; no window of a silent instance then reaches back beyond it.
+- ``cut``: instances whose recording is cut off: a family that is not there may have been.
 - ``asked``: of ``panels`` those that can have an answer, where that is known (all of them when not given).
 - Answer: one `EntityReading(labels, values)` an entity; ``values`` maps a panel's name (a ``kv:*`` name) to a
   `Reading(value, unit, state, age_s)`. ``as_json(at_ms, readings)`` is the document of `kvtop once --json`.
@@ -125,6 +127,13 @@ Grid = Mapping[Labels, tuple[float, ...]]
 """Entity to one value a step; NaN where there is none."""
 
 
+class Sent(float):
+    """A sample that came and is no number: NaN or infinite. A plain NaN in a grid is no sample."""
+
+
+NOT_A_NUMBER = Sent("nan")
+
+
 @lru_cache(maxsize=8192)
 def entity_of(labels: Labels) -> Labels:
     """The entity that a series belongs to: its first label set present."""
@@ -158,12 +167,16 @@ def grid_of(answer: Answer) -> Grid:
     values, present = answer.values.tolist(), answer.present.tolist()
     for labels, row, there in zip(answer.labels, values, present, strict=True):
         entity = entity_of(labels)
-        column = tuple(v if p and math.isfinite(v) else math.nan for v, p in zip(row, there, strict=True))
+        column = tuple(_cell(v, p) for v, p in zip(row, there, strict=True))
         known = found.get(entity)
         if known is not None:
             column = tuple(b if math.isnan(a) else a for a, b in zip(known, column, strict=True))
         found[entity] = column
     return found
+
+
+def _cell(value: float, there: bool) -> float:
+    return (value if math.isfinite(value) else NOT_A_NUMBER) if there else math.nan
 
 
 def ask(view: Asked, expr: str, at_ms: int) -> Grid:
@@ -202,11 +215,12 @@ def read(
     seen: Mapping[str, frozenset[str]] | None = None,
     asked: Sequence[Panel] | None = None,
     start_ms: int | None = None,
+    cut: frozenset[str] = frozenset(),
 ) -> list[EntityReading]:
     """Every panel for every entity at one moment (see the module's text)."""
     with getattr(view, "sharing", nullcontext)():
         due = panels if asked is None else asked
-        return _read(view, at_ms, window_ms, panels, faults or {}, seen, due, start_ms)
+        return _read(view, at_ms, window_ms, panels, faults or {}, seen, due, start_ms, cut)
 
 
 def _read(
@@ -218,6 +232,7 @@ def _read(
     seen: Mapping[str, frozenset[str]] | None,
     asked: Sequence[Panel],
     start_ms: int | None,
+    cut: frozenset[str],
 ) -> list[EntityReading]:
     window = duration(window_ms)
     known_ages = ages(view, at_ms)
@@ -237,14 +252,15 @@ def _read(
         restarted(view, at_ms, window),
         identities(view, at_ms),
         mixed(view, at_ms, window),
+        cut,
     )
     return assemble(grids, panels, moment)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the state of a reading rests on, by instance: age of the newest sample, fault, families seen, restarts, and
-    whether several processes answer in turn."""
+    """What the state of a reading rests on, by instance: age of the newest sample, fault, families seen, restarts,
+    whether several processes answer in turn, and whether its recording is cut off (families may be missing)."""
 
     ages: Mapping[str, float] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -252,6 +268,7 @@ class Moment:
     restarted: frozenset[str] = frozenset()
     identities: Mapping[Labels, Mapping[str, str]] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
 
 
 def identities(view: Asked, at_ms: int) -> dict[Labels, Mapping[str, str]]:
@@ -325,9 +342,10 @@ def assemble(
         values: dict[str, Reading] = {}
         kind = kind_of(entity)
         for panel in panels:
-            value = _last(grids.get(panel.name, {}), entity)
+            newest = _newest(grids.get(panel.name, {}), entity)
+            value = None if math.isnan(newest) else newest
             if value is not None or (panel.of in (kind, Of.BOTH) and kind and panel.merge is not Merge.NONE):
-                values[panel.name] = _reading(panel, entity.get("instance"), value, moment)
+                values[panel.name] = _reading(panel, entity.get("instance"), newest, moment)
         readings.append(EntityReading({**moment.identities.get(entity, {}), **entity.as_dict()}, values))
     return readings
 
@@ -369,39 +387,42 @@ def of_one_kind(grid: Grid) -> Grid:
     return engines or grid
 
 
-def _last(grid: Grid, entity: Labels) -> float | None:
+def _newest(grid: Grid, entity: Labels) -> float:
     column = grid.get(entity)
     if column is None and (entity.get("engine") or entity.get("shard")):
         column = grid.get(entity.only(("instance",)))
-    if not column or math.isnan(column[-1]):
-        return None
-    return column[-1]
+    return column[-1] if column else math.nan
 
 
-def _reading(panel: Panel, instance: str, value: float | None, moment: Moment) -> Reading:
+def _reading(panel: Panel, instance: str, newest: float, moment: Moment) -> Reading:
     age, fault = moment.ages.get(instance), moment.faults.get(instance, "")
     if panel.windowed and instance in moment.mixed and not fault:
         return Reading(None, panel.unit, State.RESET, None, "several processes answer at this address in turn")
+    value = None if math.isnan(newest) else newest
     if value is not None:
         if fault:
             return Reading(value, panel.unit, State.STALE, age, fault)
         if panel.windowed and instance in moment.restarted:
             return Reading(value, panel.unit, State.RESET, age, "the process restarted within the window")
         return Reading(value, panel.unit, State.FRESH, age)
-    state, why = _absence(panel, instance, moment, fault)
+    state, why = _absence(panel, instance, moment, fault, sent=isinstance(newest, Sent))
     return Reading(None, panel.unit, state, None, why)
 
 
-def _absence(panel: Panel, instance: str, moment: Moment, fault: str) -> tuple[State, str]:
+def _absence(panel: Panel, instance: str, moment: Moment, fault: str, *, sent: bool) -> tuple[State, str]:
     if "permission" in fault:
         return State.NO_PERMISSION, fault
     missing = [need for need in panel.needs if instance not in moment.seen.get(need, frozenset())]
     if fault and (not missing or not any(instance in known for known in moment.seen.values())):
         return State.GAP, fault
+    if missing and instance in moment.cut:
+        return State.NOT_YET_SEEN, "the recording is cut off: this may have stood behind the cut"
     if missing:
         return State.UNSUPPORTED, f"{instance} has no {', '.join(missing)}"
     if panel.windowed and panel.unit in ("ratio", "seconds"):
         return State.GAP, "nothing to measure within the window"
+    if sent:
+        return State.GAP, "what comes is no number (NaN or infinite)"
     if panel.windowed:
         return State.NOT_YET_SEEN, "needs two samples within the window"
     return State.GAP, "no sample now, though there was one"

@@ -15,6 +15,7 @@ from tui.trail import NO_TRAIL, Key, Trail
 if TYPE_CHECKING:
     from playbooks.verdict import Diagnosis, Event
     from tui.pools import Pool
+    from tui.provenance import Provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Snapshot:
     examining: bool = False
     pools: tuple[Pool, ...] | None = None
     """What the Pool screen shows; None while nobody looks at it."""
+    origin: Provenance | None = None
+    """Where a number of this moment comes from; None while nobody asks."""
 
     def trail(self, panel: str, entity: Labels) -> Trail:
         return self.trails.get((panel, entity), NO_TRAIL)

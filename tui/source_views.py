@@ -13,11 +13,13 @@ from tui.snapshot import SourceView
 from tui.vocabulary import vocabulary
 
 if TYPE_CHECKING:
+    from playbooks.verdict import Diagnosis, Event
     from probes.attach import Attachment
     from probes.sources.base import SourceStatus
 
 _OWN = frozenset(("up", "scrape_duration_seconds", "scrape_samples_scraped"))
 _SUFFIX = re.compile(r"_(bucket|sum|count|total|created)$|_info:.*$")
+STILL_OUT = "does not answer any more"  # as `playbooks.events` says it
 PATIENT = 2.5  # intervals without an answer, after which a slow source counts as silent
 
 
@@ -63,6 +65,12 @@ def pages_of(attachment: Attachment) -> dict[str, Page]:
     return found
 
 
+def cut_of(statuses: Sequence[SourceStatus], pages: Mapping[str, Page]) -> frozenset[str]:
+    """Instances of recordings that end too early: whole families may be missing."""
+    cut = (pages[status.target].instances for status in statuses if status.incomplete and status.target in pages)
+    return frozenset().union(*cut)
+
+
 def _of_the_page(name: str) -> bool:
     return name not in _OWN and not name.startswith("kvscope_")
 
@@ -101,6 +109,22 @@ def _silence(status: SourceStatus, clock: Clock) -> float | None:
     if age_s is None:
         return max(0.0, (clock.now_ms - clock.began_ms) / 1000)
     return age_s if age_s * 1000 > PATIENT * clock.interval_ms else None
+
+
+def events_now(diagnosis: Diagnosis | None, sources: Sequence[SourceView], now_ms: int) -> tuple[Event, ...]:
+    """What the diagnosis saw happen, and beside it each source that has fallen silent since: a diagnosis comes every
+    ten seconds at best. One slow or failed scrape is no silence (`PATIENT`), nor is a source that never answered."""
+    from playbooks.verdict import Event
+
+    told = diagnosis.events if diagnosis else ()
+    ongoing = {event.member.get("instance") for event in told if event.kind == "outage" and event.says == STILL_OUT}
+    fallen = (one for one in sources if one.silent_s is not None and one.age_s is not None)
+    return told + tuple(
+        Event(now_ms - round((one.silent_s or 0.0) * 1000), "outage", {"instance": instance}, STILL_OUT)
+        for one in fallen
+        for instance in one.instances
+        if instance not in ongoing
+    )
 
 
 def faults_of(statuses: Sequence[SourceStatus], now_ms: int, interval_ms: int) -> dict[str, str]:

@@ -320,6 +320,29 @@ def test_doctor_says_how_to_turn_signals_on(capsys: Captured) -> None:
     assert document["targets"][0]["state"] == "fresh"
 
 
+def test_doctor_knows_a_shard_of_our_own_store(tmp_path: Path, capsys: Captured) -> None:
+    page = tmp_path / "shard.om"
+    where = 'instance="s:1",job="kvstore",shard="0"'
+    page.write_text(
+        f"# TYPE kv_store_info gauge\nkv_store_info{{{where}}} 1 1000\n"
+        f"# TYPE kv_pool_capacity_blocks gauge\nkv_pool_capacity_blocks{{{where}}} 64 1000\n# EOF\n"
+    )
+    assert "s:1 (kvstore): " in run(capsys, "doctor", str(page))[1]
+
+
+def test_the_lab_lists_its_scenarios_without_a_store() -> None:
+    """In a process of its own: the extra's modules cannot be imported there."""
+    words = (
+        "import sys\nfor name in ('grpc', 'xxhash', 'prometheus_client'): sys.modules[name] = None\n"
+        "from tui.cli import main\nsys.exit(main(['lab', 'list', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len(rows) > 10
+    assert all("needs grpc, xxhash, prometheus_client" in row["skipped"] for row in rows)
+
+
 def test_doctor_knows_a_foreign_kvtop(tmp_path: Path) -> None:
     foreign, ours = tmp_path / "foreign" / "bin", tmp_path / "ours" / "bin"
     for folder, text in ((foreign, "#!/bin/sh\nexit 0\n"), (ours, "#!python\nfrom tui.cli import main\n")):

@@ -27,6 +27,18 @@ def test_a_recording_cut_in_half_is_read_and_said_to_be_cut(tmp_path: Path, caps
     assert "no # EOF" in out
 
 
+def test_a_family_behind_the_cut_is_not_called_unsupported(tmp_path: Path, capsys: Captured) -> None:
+    """A compressed recording is ordered by family: what is missing may have stood behind the cut."""
+    whole = DEMO.read_bytes()
+    cut = tmp_path / "cut.om.gz"
+    cut.write_bytes(whole[: len(whole) // 2])
+    code, out, _ = run(capsys, "once", str(cut))
+    assert code == 0
+    assert "the recording is cut off" in out
+    assert "unsupported here" not in out
+    assert "the recording is cut off" not in run(capsys, "once", str(DEMO))[1]
+
+
 def test_record_survives_a_kill_and_is_mended(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "r.om"
     with Endpoint() as endpoint, LivingPage(endpoint):

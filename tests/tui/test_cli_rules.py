@@ -104,3 +104,12 @@ def test_a_place_for_runbooks_that_is_no_url_is_refused(url: str, capsys: pytest
     assert (out, "not a URL" in err, err.count("\n")) == ("", True, 1)
     assert main(["rules", "--alerts", "--runbooks", "https://h/books"]) == 0
     assert "runbook_url: https://h/books/" in capsys.readouterr().out.replace('"', "")
+
+
+@pytest.mark.parametrize("more", [("--rules", "."), ("--playbooks", "."), ("--runbooks", "https://example.org/r")])
+def test_the_counters_of_dcgm_take_no_other_option(more: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "--dcgm-csv", *more]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert more[0] in err
+    assert err.count("\n") == 1

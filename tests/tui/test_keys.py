@@ -12,17 +12,18 @@ from tests.tui import pictures
 from tests.tui.test_screens import shown
 from tui.app import KvtopApp
 from tui.cursor import Cursor, Mode
-from tui.messages import Explained, Failed, Ticked
+from tui.messages import Failed, Ticked
 from tui.options import Options
 from tui.provenance import Provenance, RawInput
 from tui.snapshot import Snapshot, nothing_yet
+from tui.trail import Key
 
 
 class Recorded:
     """A monitor in which only the cursor lives."""
 
     def __init__(self, app: KvtopApp) -> None:
-        self.app, self.asked, self.running = app, list[tuple[str, Labels, int]](), False
+        self.app, self.asked, self.running = app, list[Key | None](), False
         self.cursor = pictures.incident().cursor
 
     def start(self) -> None:
@@ -36,8 +37,8 @@ class Recorded:
         shot = replace(self.app.scene.shot, cursor=self.cursor, time_ms=self.cursor.at_ms)
         self.app.post_message(Ticked(shot))
 
-    def explain(self, panel: str, entity: Labels, at_ms: int) -> None:
-        self.asked.append((panel, entity, at_ms))
+    def explain(self, asked: Key | None) -> None:
+        self.asked.append(asked)
 
     def show(self, screen: str) -> None:
         self.screen = screen
@@ -194,20 +195,25 @@ async def test_a_number_tells_where_it_comes_from() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("down", "full_stop", "enter")
-        panel, entity, at_ms = made[0].asked[-1]
-        assert (panel, entity.get("instance"), at_ms) == ("kv:requests_running", "pod-1:8000", pictures.NOW)
+        assert made[0].asked[-1] is not None
+        panel, entity = made[0].asked[-1]
+        assert (panel, entity.get("instance")) == ("kv:requests_running", "pod-1:8000")
         assert "asking" in shown(app, "body")
         origin = Provenance(
-            panel, entity, at_ms, "60s", "max(kv:pool_tokens)", "max(vllm:x)", 434_176.0, 12.0,
+            panel, entity, pictures.NOW, "60s", "max(kv:pool_tokens)", "max(vllm:x)", 434_176.0, 12.0,
             (RawInput('vllm:x{instance="pod-1:8000"}', 434_176.0, 0.4),),
         )  # fmt: skip
-        app.post_message(Explained(origin))
+        app.post_message(Ticked(replace(app.scene.shot, origin=origin)))
         await pilot.pause()
         text = shown(app, "body")
         for words in ("exactly   434176.0", "max(vllm:x)", 'vllm:x{instance="pod-1:8000"}', "12 s old", "window 60s"):
             assert words in text
         await pilot.press("escape")
         assert "Where this number" not in shown(app, "body")
+        assert len(made[0].asked) == 1, "asked once, not at every tick"
+        app.post_message(Ticked(app.scene.shot))
+        await pilot.pause()
+        assert made[0].asked[-1] is None, "nobody looks any more"
 
 
 async def test_an_answer_for_another_number_is_not_shown() -> None:
@@ -215,7 +221,8 @@ async def test_an_answer_for_another_number_is_not_shown() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("p")
-        app.post_message(Explained(Provenance("kv:restarts", Labels.of(), 0, "60s", "other()")))
+        other = Provenance("kv:restarts", Labels.of(), pictures.NOW, "60s", "other()")
+        app.post_message(Ticked(replace(app.scene.shot, origin=other)))
         await pilot.pause()
         assert "other()" not in shown(app, "body")
 
@@ -268,6 +275,7 @@ async def test_a_click_selects_an_engine_and_explains_a_tile() -> None:
         await pilot.click("#body", offset=(5, y))
         assert app.scene.look.entity.get("instance") == "pod-2:8000"
         await pilot.click("#body", offset=(25, 1))
+        assert made[0].asked[-1] is not None
         assert made[0].asked[-1][0] == "kv:requests_waiting"
 
 

@@ -18,11 +18,12 @@ from tests.tui.test_reading import END_MS, START_S, STEP_S, engines
 from tui.cursor import Cursor, Mode
 from tui.draw import verdict
 from tui.draw.canvas import UNICODE
-from tui.messages import Explained, Failed, Ticked
+from tui.messages import Failed, Ticked
 from tui.monitor import Monitor
 from tui.options import Options
 from tui.reading import FLEET, State
 from tui.snapshot import Snapshot
+from tui.source_views import PATIENT
 from tui.windows import filled, stretches
 
 DEADLINE_S = 20.0
@@ -247,6 +248,21 @@ def test_a_dead_engine_keeps_the_age_of_its_last_good_scrape(tmp_path: Path) -> 
         assert reading.age_s > 0.5
 
 
+def test_silence_is_an_event_before_any_diagnosis_says_so() -> None:
+    with (
+        Endpoint("") as endpoint,
+        LivingPage(endpoint),
+        running(lambda: attach([endpoint.target], interval_ms=100, timeout_s=0.5)) as (_, inbox),
+    ):
+        shot = inbox.shot(lambda s: bool(s.rows) and s.sources[0].ok)
+        assert not [event for event in shot.events if event.kind == "outage"]
+        endpoint.behave("500")
+        shot = inbox.shot(lambda s: bool(s.events))
+        event = next(event for event in shot.events if event.kind == "outage")
+        assert dict(event.member) == {"instance": shot.sources[0].instances[0]}
+        assert (shot.sources[0].age_s or 0.0) > PATIENT * 0.1, "one failed scrape is no outage"
+
+
 def test_no_verdict_of_another_moment_is_shown(tmp_path: Path) -> None:
     made = engines(tmp_path)
     with running(lambda: made) as (monitor, inbox):
@@ -267,10 +283,38 @@ def test_where_a_number_comes_from_is_answered(tmp_path: Path) -> None:
     made = engines(tmp_path)
     with running(lambda: made) as (monitor, inbox):
         inbox.shot(lambda s: bool(s.rows))
-        monitor.explain("kv:requests_running", POD, END_MS)
-        told = inbox.told(Explained)
-        assert isinstance(told, Explained)
-        assert told.origin.value == 3.0
+        monitor.explain(("kv:requests_running", POD))
+        told = inbox.shot(lambda s: s.origin is not None).origin
+        assert told is not None
+        assert (told.value, told.at_ms) == (3.0, END_MS)
+        monitor.explain(None)
+        inbox.clear()
+        assert inbox.shot(lambda s: True).origin is None
+
+
+def test_a_number_and_its_origin_are_of_one_moment(tmp_path: Path) -> None:
+    """The cursor moves while the origin is shown: expression, window and value move with it."""
+    rate = "kv:generation_tokens:rate"
+    made = engines(tmp_path)
+    with running(lambda: made) as (monitor, inbox):
+        inbox.shot(lambda s: bool(s.rows))
+        monitor.explain((rate, POD))
+        inbox.shot(lambda s: s.origin is not None)
+        monitor.move(Cursor.home)
+        home = inbox.shot(lambda s: s.time_ms == START_MS)
+        assert home.origin is not None
+        assert home.origin.value is None, "one sample has no rate"
+        monitor.move(lambda cursor: cursor.sought(START_MS + 10_000))
+        inbox.shot(lambda s: s.time_ms == START_MS + 10_000)
+        monitor.move(Cursor.live)
+        inbox.shot(lambda s: s.time_ms == END_MS)
+        asked = [m.shot for m in inbox.messages if isinstance(m, Ticked) and m.shot.origin is not None]
+    assert {s.time_ms for s in asked} >= {START_MS, START_MS + 10_000, END_MS}
+    for shot in asked:
+        assert shot.origin is not None
+        assert (shot.origin.at_ms, shot.origin.window) == (shot.time_ms, f"{shot.window_ms // 1000}s")
+        row = next(row for row in shot.rows if row.key is POD)
+        assert shot.origin.value == pytest.approx(row.value(rate))
 
 
 def test_what_cannot_be_attached_is_told() -> None:

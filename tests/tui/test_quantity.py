@@ -31,6 +31,11 @@ from tui.quantity import age, text_of
         (0.0, "per_second", "0/s"),
         (0.0005, "per_second", "1.8/h"),
         (47, "requests", "47"),
+        (1e308, "requests", "1e308"),
+        (1e308, "ratio", "1e308"),
+        (-1e308, "per_second", "-1e308/s"),
+        (1e308, "bytes", "1e308 B"),
+        (1e308, "seconds", "1.16e303 d"),
     ],
 )
 def test_text(value: float | None, unit: str, text: str) -> None:

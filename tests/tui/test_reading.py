@@ -258,3 +258,18 @@ def test_of_a_source_that_was_heard_for_a_short_while_the_rate_is_right(tmp_path
 
 def by_pod(rows: Iterable[EntityReading]) -> dict[str, EntityReading]:
     return {row.labels["instance"]: row for row in rows if row.labels.get("engine")}
+
+
+def test_what_comes_and_is_no_number_is_no_gap_in_the_samples(tmp_path: Path) -> None:
+    made = recording(
+        tmp_path,
+        (
+            "vllm:kv_cache_usage_perc",
+            "gauge",
+            [series("vllm:kv_cache_usage_perc", 'instance="a:1"', [math.nan] * STEPS)],
+        ),
+        ("vllm:num_requests_running", "gauge", [series("vllm:num_requests_running", 'instance="a:1"', [1] * STEPS)]),
+    )
+    reading = read(made.view, END_MS, 60_000)[0].values["kv:pool_usage_ratio"]
+    assert (reading.value, reading.state) == (None, State.GAP)
+    assert "no number" in reading.why

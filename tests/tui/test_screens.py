@@ -292,3 +292,15 @@ def test_an_alarm_is_never_cut_off() -> None:
     text = body(shot, (80, 24))
     assert "expired 18.4/s" in text
     assert "Transfer faults" not in body(pictures.fleet_of(8), (80, 24))
+
+
+@pytest.mark.parametrize("width", [40, 60, 106])
+def test_a_long_expression_is_not_broken_within_a_name(width: int) -> None:
+    from tui.draw.prose import code
+
+    expr = 'sum(increase(kv:transfer_failures_total{instance="pod-1:8000"}[1m]))/sum(increase(kv:requests_total[1m]))'
+    lines = ["".join(text for text, _ in line) for line in code(expr, width)]
+    assert max(map(len, lines)) <= width
+    assert "".join(line.strip() for line in lines) == expr
+    for name in ("kv:transfer_failures_total", 'instance="pod-1:8000"', "kv:requests_total"):
+        assert any(name in line for line in lines)

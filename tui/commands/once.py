@@ -78,12 +78,21 @@ def reading(session: Session, at_ms: int) -> tuple[tuple[Panel, ...], list[Entit
     asked = _answerable(panels, session, of_one_scrape)
     window_ms = session.window_at(at_ms)
     readings = read(
-        session.view, at_ms, window_ms, panels, faults=faults, seen=known, asked=asked, start_ms=session.start_at(at_ms)
-    )
+        session.view, at_ms, window_ms, panels, faults=faults, seen=known, asked=asked,
+        start_ms=session.start_at(at_ms), cut=_cut(session),
+    )  # fmt: skip
     if of_one_scrape:
         windowed = {panel.name for panel in panels if "[" in panel.expr}
         readings = [one if one.labels.get("instance") in faults else _of_one_scrape(one, windowed) for one in readings]
     return panels, readings
+
+
+def _cut(session: Session) -> frozenset[str]:
+    if not any(status.incomplete for status in session.statuses):
+        return frozenset()
+    from tui.source_views import cut_of, pages_of
+
+    return cut_of(session.statuses, pages_of(session.attachment))
 
 
 def _answerable(panels: Sequence[Panel], session: Session, of_one_scrape: bool) -> list[Panel]:

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from probes.rules import RuleSet
 
     if args.dcgm_csv:
+        _alone(args)
         from exporters.dcgm import render_counters
 
         show(render_counters(), end="")
@@ -51,6 +52,13 @@ def run(args: argparse.Namespace) -> int:
             text = render_rules(RuleSet.load(args.rules), load_playbooks(args.playbooks), base)
     show(text, end="")
     return EXIT_OK
+
+
+def _alone(args: argparse.Namespace) -> None:
+    """The counters are dcgm-exporter's own list: no rule, playbook or address goes into it."""
+    for option, value in (("--playbooks", args.playbooks), ("--rules", args.rules), ("--runbooks", args.runbooks)):
+        if value:
+            raise CommandError(f"--dcgm-csv prints dcgm-exporter's counters and takes no {option}: leave one out")
 
 
 def _base(url: str) -> str:

@@ -13,7 +13,12 @@ from tui.vocabulary import Term, vocabulary
 
 ENGINE_GROUPS = ("capacity", "queue", "prefix", "work", "latency", "transfer", "offload", "remote")
 # An instance is what these say it is.
-_TELLS = {"kv:requests_running": "engine", "kv:gpu_utilization_ratio": "GPU exporter", "kv:host_load1": "host exporter"}
+_TELLS = {
+    "kv:requests_running": "engine",
+    "kv:store_info": "kvstore",
+    "kv:gpu_utilization_ratio": "GPU exporter",
+    "kv:host_load1": "host exporter",
+}
 _GROUPS_OF = {"engine": ENGINE_GROUPS, "GPU exporter": ("gpu",), "host exporter": ("host",)}
 
 

@@ -41,7 +41,7 @@ _STATES = (
     ("reset", "counters began again at 0 within the window (a restart); the rate allows for it"),
     ("unsupported", "this source has never shown the family"),
     ("no-permission", "the source refuses us"),
-    ("not-yet-seen", "needs more samples first"),
+    ("not-yet-seen", "needs more samples first, or a recording that is not cut off before it"),
 )
 
 

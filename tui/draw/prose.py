@@ -10,6 +10,7 @@ Line = list[tuple[str, str]]
 """One line as runs of (text, style)."""
 
 _CODE = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*")
+_PART = re.compile(r"[^,(){}\[\]/*+]*[,(){}\[\]/*+]+ *|[^,(){}\[\]/*+]+")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
@@ -22,8 +23,24 @@ def wrapped(text: str, width: int, style: str = "text", first: str = "", rest: s
 
 
 def code(text: str, width: int, indent: str = "  ") -> Iterator[Line]:
-    """An expression or a command: broken only where it must be."""
-    yield from wrapped(text, width, "code", indent)
+    """An expression or a command: broken at a blank, else behind a bracket or comma, in a name only where none fits."""
+    room = max(8, width - len(indent))
+    lines, line = list[str](), ""
+    for piece in _pieces(text, room):
+        if line and len(line) + len(piece.rstrip()) > room:
+            lines.append(line.rstrip())
+            line = ""
+        line += piece
+    for one in [*lines, line.rstrip()]:
+        yield [(indent, "code"), (one, "code")]
+
+
+def _pieces(text: str, room: int) -> Iterator[str]:
+    """The words, each with its blank; a word longer than a line in parts that may stand on lines of their own."""
+    for word in re.findall(r"\S+ *", re.sub(r"\s", " ", text)):
+        parts = [word] if len(word.rstrip()) <= room else _PART.findall(word)
+        for part in parts:
+            yield from (part[at : at + room] for at in range(0, len(part), room)) if len(part) > room + 1 else (part,)
 
 
 def markdown(text: str, width: int) -> Iterator[Line]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
 
 from playbooks.lab.live.plan import Scenario
 from playbooks.lab.shims.build import compiler
+
+_STORE = ("grpc", "xxhash", "prometheus_client")
+"""What a store is started with: modules of the extra `store`."""
+
+
+def _store() -> str:
+    lacking = [name for name in _STORE if importlib.util.find_spec(name) is None]
+    return f"needs {', '.join(lacking)} (pip install 'kvscope[store]')" if lacking else ""
 
 
 def _compiler() -> str:
@@ -33,6 +42,8 @@ _TRIALS: dict[str, Callable[[], str]] = {"cc": _compiler, "preload": _preload, "
 
 def why_not(scenario: Scenario) -> str:
     """Empty when the scenario can run here, else the reason in one line."""
+    if missing := _store():
+        return missing
     for need in scenario.needs:
         reason = _TRIALS[need]()
         if reason:

@@ -7,18 +7,24 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from kvstore.layout import Layout
 from playbooks.lab.live.load import Load, usual
 from playbooks.lab.scenarios import Truth
 
 if TYPE_CHECKING:
+    from kvstore.layout import Layout
     from playbooks.lab.live.rig import Rig
 
 SHARDS = 4
 LEVELS = (0, 1, 2, 3)
 """0: the scenario without its fault (nothing may be found); 1 mild, 2 plain, 3 severe."""
 
-LAYOUT = Layout("lab-8b", head_dim=32, block_tokens=16)
+
+def lab_layout(block_tokens: int = 16) -> Layout:
+    """The layout of the lab's model (the store is imported here: a list of scenarios needs none)."""
+    from kvstore.layout import Layout
+
+    return Layout("lab-8b", head_dim=32, block_tokens=block_tokens)
+
 
 Fault = Callable[["Rig"], None]
 
@@ -32,7 +38,7 @@ class Plan:
 
     truth: Truth
     load: Load = field(default_factory=usual)
-    layout: Layout = LAYOUT
+    layout: Layout = field(default_factory=lab_layout)
     blocks: int = 8192
     options: dict[str, Any] = field(default_factory=dict)
     own: dict[int, dict[str, Any]] = field(default_factory=dict)

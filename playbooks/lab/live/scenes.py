@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playbooks.lab.live.load import Hot, Kind, Load, usual
-from playbooks.lab.live.plan import LAYOUT, Draw, Plan, scenario
+from playbooks.lab.live.plan import Draw, Plan, lab_layout, scenario
 from playbooks.lab.scenarios import Truth
 from playbooks.lab.shims import build as shims
 
@@ -40,8 +40,7 @@ def internal_fragmentation(draw: Draw) -> Plan:
         tuple(replace(kind, first_tokens=70, turn_tokens=30, prefixes=0, spread=0.3) for kind in usual(2.0).kinds)
     )
     truth = Truth("internal-fragmentation", why=f"blocks of {tokens} tokens for conversations of about a hundred")
-    layout = replace(LAYOUT, block_tokens=tokens)
-    return Plan(truth if draw.level else HEALTHY, short, layout, blocks=4096)
+    return Plan(truth if draw.level else HEALTHY, short, lab_layout(tokens), blocks=4096)
 
 
 @scenario("external-fragmentation", "the pool is full of holes, and windows need runs")
