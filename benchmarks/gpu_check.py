@@ -5,8 +5,9 @@
 
 Needs torch, triton and numpy; what else is missing comes from a folder of wheels that `make gpu-wheels` fills, without
 a network. Results go to DIR ($OUT, else benchmarks/results; with --cpu nowhere unless told), a short table comes last.
-Ends with 0 when nothing is wrong (an aim that is missed is marked, not wrong), 1 when a number is wrong or a section
-failed, 2 for what cannot be asked or run here. `--wrong KERNEL` breaks one kernel, to see that it is found.
+Ends with 0 when nothing is wrong (an aim that is missed is marked, not wrong), 1 when a number is wrong, a section
+failed or one was not finished in its time (the last line says which), 2 for what cannot be asked or run here.
+`--wrong KERNEL` breaks one kernel, to see that it is found.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+MOST_S = 24 * 3600.0
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 from gpu import ops, wheels  # noqa: E402 - a script's neighbours
@@ -53,7 +56,7 @@ def folder(given: argparse.Namespace) -> Path | None:
 
 def main(words: Sequence[str] | None = None) -> int:
     given = arguments(words)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the worker is ended, too
+    signal.signal(signal.SIGTERM, told_to_end)
     try:
         return check(given)
     except (ValueError, OSError) as error:
@@ -64,9 +67,17 @@ def main(words: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def told_to_end(number: int, frame: FrameType | None) -> None:
+    """Leave, so that the worker is ended, too; once: `timeout` sends the signal twice."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def check(given: argparse.Namespace) -> int:
     """The run that was asked for; its exit code. Raises `ValueError` and `OSError` for what cannot be asked."""
     began = time.monotonic()
+    if not 0 < given.limit <= MOST_S:
+        raise ValueError(f"--limit {given.limit:g}: seconds are expected, more than 0 and at most {MOST_S:g}")
     sections = named(given.only)
     with tempfile.TemporaryDirectory(prefix="kvscope-wheels-") as unpacked:
         taken = wheels.use(given.wheels, Path(unpacked))

@@ -1,7 +1,8 @@
 """``kvstore``: finds the command, turns every failure into one line and an exit code.
 
 Exit codes: 0 done; 1 it ran and failed (a log that cannot be flushed, a shard that died, a benchmark that missed its
-point); 2 it could not start as it was told to; 70 a fault of kvstore itself; 130 after Ctrl-C.
+point); 2 it could not start as it was told to; 70 a fault of kvstore itself; 74 standard output could not be written;
+130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from kvstore.output import OutputError, discard, watched
+from kvstore.printable import printable
+
 EXIT_USAGE = 2
 EXIT_FAULT = 70
+EXIT_OUTPUT = 74
+"""EX_IOERR of sysexits.h, as kvtop has it."""
 EXIT_INTERRUPTED = 130
 
 USAGE = """\
@@ -42,6 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in one line, and by us
     words = list(sys.argv[1:] if argv is None else argv)
+    code = 0
+    try:
+        with watched():
+            code = _main(words)
+    except BrokenPipeError:  # a reader that has gone (`| head`) is no error
+        discard()
+    except OutputError as lost:
+        discard()
+        print(f"kvstore: standard output cannot be written: {lost}", file=sys.stderr)
+        return EXIT_OUTPUT
+    return code
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else EXIT_USAGE
@@ -57,9 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ended.code if isinstance(ended.code, int) else EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (BrokenPipeError, OutputError):
+        raise
     except ModuleNotFoundError as error:
         package, extra = _NEEDS.get((error.name or "").split(".")[0], ("", ""))
         if not package:
@@ -138,7 +157,7 @@ def _one_line(error: Exception) -> str | None:
 
 
 def _told(command: str, line: str) -> int:
-    print(f"kvstore {command}: {line}", file=sys.stderr)
+    print(f"kvstore {printable(command)}: {printable(line)}", file=sys.stderr)
     return EXIT_USAGE
 
 

@@ -50,7 +50,6 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts")
     parser.add_argument(
         "--device",
-        default="",
         metavar="cuda:N",
         help="where pools lie (default: host memory); cuda:0,cuda:1: in turn",
     )
@@ -128,11 +127,11 @@ def blocks_of(given: argparse.Namespace, layout: Layout) -> int:
     return blocks
 
 
-def devices_of(text: str) -> list[str]:
-    """Devices of shards in turn: `cuda:0,cuda:1`; [""] for host memory. Raises `BadRequest`."""
+def devices_of(text: str | None) -> list[str]:
+    """Devices of shards in turn: `cuda:0,cuda:1`; [""], host memory, where None was said. Raises `BadRequest`."""
     from kvstore.transport.device.memory import require_name
 
-    return [require_name(word.strip()) for word in text.split(",")] if text else [""]
+    return [require_name(word.strip()) for word in text.split(",")] if text is not None else [""]
 
 
 def size_of(text: str) -> int:

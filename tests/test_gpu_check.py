@@ -24,7 +24,7 @@ sys.path.append(str(BENCHMARKS))
 
 from gpu import kineto, runner, wheels  # noqa: E402 - a script's parts
 from gpu.results import exit_code, table, write  # noqa: E402
-from gpu.rows import FAILED, MET, MISSED, RIGHT, SKIPPED, WRONG, Row  # noqa: E402
+from gpu.rows import FAILED, MET, MISSED, RIGHT, SKIPPED, UNFINISHED, WRONG, Row  # noqa: E402
 from gpu.runner import Found, Orders, Runner  # noqa: E402
 from gpu.sections import SECTIONS, Section, named  # noqa: E402
 
@@ -182,7 +182,7 @@ def test_a_section_that_fails_costs_no_other(
     assert "signal 9" in told["dies"][1].note
     assert [row.name for row in told["errs"]] == ["before", "GPU"]
     assert "left in error" in told["errs"][1].note
-    assert [row.state for row in told["hangs"]] == [RIGHT, FAILED]
+    assert [row.state for row in told["hangs"]] == [RIGHT, UNFINISHED]
     assert "was killed" in told["hangs"][1].note
     assert [row.state for row in told["well"]] == [RIGHT, RIGHT]
     assert exit_code(found) == 1
@@ -192,16 +192,22 @@ def test_a_section_that_fails_costs_no_other(
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
 def test_no_worker_outlives_the_command(end: signal.Signals, sections: dict[str, Section], tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    body = f"open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    chatter = "[(check.right('on and on', 1.0), time.sleep(0.01)) for _ in range(60_000)]"
+    body = f"open({str(mark)!r}, 'w').write(str(os.getpid())); {chatter}"
     (tmp_path / "section_hangs.py").write_text(FAILING.format(body))
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     words = [sys.executable, "-c", ALONE, str(tmp_path)]
-    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as command:
+    errors = tmp_path / "errors"
+    with (
+        errors.open("w") as told,
+        subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=told) as command,
+    ):
         assert soon(lambda: mark.exists() and mark.read_text())
         command.send_signal(end)
         command.wait(30)
     worker = int(mark.read_text())
     assert soon(lambda: not alive(worker)), "the worker goes on by itself"
+    assert not errors.read_text()
 
 
 ALONE = """
@@ -274,9 +280,27 @@ def test_a_missed_aim_is_not_wrong_and_is_marked(tmp_path: Path) -> None:
     assert "| a | slow | **MISSED** | 0.5 of the copy rate (aim >= 0.85) |  |" in page.read_text()
 
 
-@pytest.mark.parametrize("state", [WRONG, FAILED])
-def test_a_wrong_number_and_a_failed_section_are(state: str) -> None:
-    assert exit_code(Found([Row("a", "b", RIGHT), Row("a", "c", state)])) == 1
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([WRONG, FAILED, UNFINISHED], "something is WRONG: "),
+        ([FAILED, UNFINISHED], "something FAILED: "),
+        ([UNFINISHED], "NOT FINISHED, and nothing is wrong so far: "),
+    ],
+)
+def test_only_a_wrong_number_is_called_wrong_but_all_of_them_are_1(states: list[str], said: str) -> None:
+    found = Found([Row("a", "b", RIGHT), *(Row("a", "c", state) for state in states)])
+    assert exit_code(found) == 1
+    assert table(found).splitlines()[-1].startswith(said)
+
+
+@pytest.mark.parametrize("limit", ["nan", "-1", "0", "inf"])
+def test_a_limit_that_is_none_is_a_usage_error(limit: str) -> None:
+    done = call("--cpu", f"--limit={limit}")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        f"gpu_check.py: --limit {limit}: seconds are expected, more than 0 and at most 86400"
+    ]
 
 
 def test_nothing_checked_is_not_well() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu.rows import BAD, RIGHT, STATES, Row
+from gpu.rows import BAD, FAILED, RIGHT, STATES, UNFINISHED, WRONG, Row
 from gpu.runner import Found
 
 SCHEMA = "kvscope.gpu-check/1"
@@ -39,7 +40,7 @@ def table(found: Found) -> str:
         lines.append(section + (f" ({took:g} s)" if took is not None else "") + (f": {right} right" if right else ""))
         for row in others:
             if row.section == section:
-                lines.append(f"  {row.name:<{wide}}  {row.state:<8}  {figure(row):<34}  {row.note}".rstrip())
+                lines.append(f"  {row.name:<{wide}}  {row.state:<12}  {figure(row):<34}  {row.note}".rstrip())
     return "\n".join([*lines, "", machine(found.facts), verdict(found)])
 
 
@@ -47,7 +48,16 @@ def verdict(found: Found) -> str:
     """One line: how many rows of each state."""
     counts = Counter(row.state for row in found.rows)
     told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    return ("something is WRONG: " if exit_code(found) else "nothing is wrong: ") + (told or "nothing was checked")
+    return f"{_word(counts)}: {told or 'nothing was checked'}"
+
+
+def _word(counts: Mapping[str, int]) -> str:
+    """The worst that there is; only a number that is wrong is WRONG."""
+    if counts[WRONG]:
+        return "something is WRONG"
+    if counts[FAILED]:
+        return "something FAILED"
+    return "NOT FINISHED, and nothing is wrong so far" if counts[UNFINISHED] or not counts else "nothing is wrong"
 
 
 def machine(facts: dict[str, Any]) -> str:

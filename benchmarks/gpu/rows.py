@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, FAILED = (
-    "right", "WRONG", "met", "MISSED", "measured", "skipped", "FAILED",
+RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, FAILED, UNFINISHED = (
+    "right", "WRONG", "met", "MISSED", "measured", "skipped", "FAILED", "NOT FINISHED",
 )  # fmt: skip
-STATES = (RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, FAILED)
-BAD = (WRONG, FAILED)
-"""What makes the command end with 1. A missed aim does not."""
+STATES = (RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, FAILED, UNFINISHED)
+BAD = (WRONG, FAILED, UNFINISHED)
+"""What makes the command end with 1. A missed aim does not; a section that was ended for want of time does, as nobody
+knows what it would have found."""
 
 
 @dataclass(frozen=True, slots=True)

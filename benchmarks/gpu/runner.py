@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.building import Build
-from gpu.rows import FAILED, SKIPPED, Row
+from gpu.rows import FAILED, SKIPPED, UNFINISHED, Row
 from gpu.sections import Section
 
 GPU_IN_ERROR = 3
@@ -128,13 +128,13 @@ class Runner:
                 current, worker.until = "", min(time.monotonic() + START_S, self._until)
         code = worker.end()
         if current:
-            self._row(Row(current, "section", FAILED, note=worker.ending(time.monotonic() - began)))
+            self._row(Row(current, "section", worker.state, note=worker.ending(time.monotonic() - began)))
             return waiting
         if code in (0, GPU_IN_ERROR):
             return waiting
         # It ended where no section ran: the first one behind is charged, or all if it never came up.
         charged = waiting.pop(0).name if worker.up and waiting else "worker"
-        self._row(Row(charged, "start", FAILED, note=worker.ending(time.monotonic() - began)))
+        self._row(Row(charged, "start", worker.state, note=worker.ending(time.monotonic() - began)))
         return waiting if worker.up else []
 
     def _row(self, row: Row) -> None:
@@ -207,6 +207,11 @@ class Worker:
             os.close(self._read)
             self._read = -1
         return None if self._killed else self._process.returncode
+
+    @property
+    def state(self) -> str:
+        """Of a row about its end: its time was over, or it failed by itself."""
+        return UNFINISHED if self._killed else FAILED
 
     def ending(self, seconds: float) -> str:
         """How it ended, in words."""

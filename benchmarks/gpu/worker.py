@@ -31,7 +31,10 @@ class Reporter:
         self._file = os.fdopen(descriptor, "w", buffering=1)
 
     def send(self, **message: Any) -> None:
-        self._file.write(json.dumps(message) + "\n")
+        try:
+            self._file.write(json.dumps(message) + "\n")
+        except BrokenPipeError:
+            end_all()  # the command is gone
 
     def row(self, row: Row) -> None:
         self.send(row=row.as_dict())
@@ -103,6 +106,11 @@ def die_with(parent: int) -> None:
     """End this process and all that it has started, once `parent` is gone: nobody else would."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    end_all()
+
+
+def end_all() -> None:
+    """End this process and all that it has started, at once and without a word."""
     os.killpg(0, signal.SIGKILL)
 
 

@@ -22,6 +22,7 @@ from kvstore.errors import BadRequest
 from kvstore.layout import Layout
 from kvstore.lifeline import end_with
 from kvstore.placement import KINDS
+from kvstore.printable import printable
 from kvstore.replay import target
 from kvstore.replay.content import Content
 from kvstore.replay.content import layout as trace_layout
@@ -54,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         requests = read_trace(given.trace or excerpt(), limit=given.limit)
     except TraceError as error:
-        print(f"kvstore replay: {error}", file=sys.stderr)
+        print(f"kvstore replay: {printable(str(error))}", file=sys.stderr)
         return 2
     report = _to_its_end(_connected(given, requests) if given.connect else _own_cluster(given, requests))
     print(json.dumps(report.as_dict()) if given.json else "\n".join([*report.lines(), *_why(given, report)]))

@@ -28,6 +28,8 @@ class Tally:
     """Found by the lookup, and gone when the get came: counted as misses."""
     wrong: int = 0
     refused_puts: int = 0
+    """Requests whose put at least one shard refused: one here, and one in `kv_put_refusals_total` of each such shard.
+    What the other shards took of it is not in `store_blocks_put`."""
     get_seconds: array[float] = field(default_factory=lambda: array("d"))
     began: float = field(default_factory=time.perf_counter)
 
@@ -96,8 +98,8 @@ class Report:
         ]
         if tally.lost or tally.refused_puts or tally.wrong:
             found.append(
-                f"{tally.lost} blocks evicted between lookup and get, {tally.refused_puts} puts refused for want of "
-                f"room, {tally.wrong} blocks with wrong bytes"
+                f"{tally.lost} blocks evicted between lookup and get, {tally.refused_puts} requests' puts refused, in "
+                f"whole or by some shards, for want of room, {tally.wrong} blocks with wrong bytes"
             )
         found.append(f"{'':<34}{'block hits':>12}{'prefix hits':>13}")
         rows = [("this store", self.block_hit_ratio, self.prefix_hit_ratio)]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ WINDOW_TOKENS = 512
 """Tokens of one hash id (Mooncake's trace description)."""
 
 EXCERPT = "conversation_excerpt.jsonl.gz"
+
+LONGEST_LINE = 4 << 20
+"""Bytes of a line that are read: 200,000 windows, a prompt of 100 million tokens (policy)."""
 
 _MOST = 2**62
 
@@ -52,16 +56,29 @@ def excerpt() -> Path:
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> list[Request]:
-    """The first `limit` requests of `path` (`.gz`: compressed), in the file's order. Raises `TraceError`."""
+    """The first `limit` requests of `path` (`.gz`: compressed), in the file's order. Raises `TraceError`: also for what
+    is no regular file (a device never ends, a pipe may never begin) and for lines beyond `LONGEST_LINE`."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            requests = list(_parse(lines, str(path), limit))
+        if not stat.S_ISREG(path.stat().st_mode):
+            kind = "a directory" if path.is_dir() else "no regular file"
+            raise TraceError(f"{path}: cannot be read: {kind}; a trace is a file of lines (.gz: compressed)")
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            requests = list(_parse(_lines(file, str(path)), str(path), limit))
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TraceError(f"{path}: cannot be read: {reason}") from None
     if not requests:
         raise TraceError(f"{path}: no request in it")
     return requests
+
+
+def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise TraceError(f"{name}:{number}: a line of more than {LONGEST_LINE >> 20} MiB is no request")
+        yield line
 
 
 def _parse(lines: Iterable[bytes], name: str, limit: int | None) -> Iterator[Request]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.printable import printable
 from kvstore.topology.graph import LEGEND, SELF, Topology
 
 
@@ -39,23 +40,24 @@ def lines_of(topology: Topology) -> list[str]:
     """A matrix of words, one of measured rates where there are any, the order of each GPU's peers, and a legend."""
     names = [gpu.name for gpu in topology.gpus]
     if not names:
-        return [f"no GPUs ({topology.source})"]
+        return [f"no GPUs ({printable(topology.source)})"]
     words = [[SELF if a == b else topology.way(a, b).word for b in names] for a in names]
-    found = [f"GPUs by {topology.source}", *_matrix(names, words)]
+    found = [f"GPUs by {printable(topology.source)}", *_matrix(names, words)]
     rates = [[None if a == b else topology.way(a, b).bytes_per_second for b in names] for a in names]
     if any(rate is not None for row in rates for rate in row):
         text = [["-" if rate is None else f"{rate / 1e9:.1f}" for rate in row] for row in rates]
         found += ["", "GB/s, from the row's GPU to the column's", *_matrix(names, text)]
     found += ["", "peers, the best reached first (by what was measured, else by the kind of way)"]
     for name in names:
-        ranked = [f"{peer} ({way.word})" for peer, way in topology.ranked(name)]
-        found.append(f"  {name}: {', '.join(ranked) or 'none'}")
+        ranked = [f"{printable(peer)} ({way.word})" for peer, way in topology.ranked(name)]
+        found.append(f"  {printable(name)}: {', '.join(ranked) or 'none'}")
     used = {"NV" if word.startswith("NV") else word for row in words for word in row}
     found += ["", *(f"  {word:<5} {text}" for word, text in LEGEND.items() if word in used)]
     return found
 
 
-def _matrix(names: list[str], rows: list[list[str]]) -> list[str]:
+def _matrix(gpus: list[str], rows: list[list[str]]) -> list[str]:
+    names = [printable(name) for name in gpus]
     width = max(len(text) for row in [names, *rows] for text in row)
     head = " " * width + "".join(f"  {name:>{width}}" for name in names)
     return [

@@ -16,7 +16,8 @@ MAX_BYTES = 4 << 20
 
 def read(path: Path) -> Topology:
     """Of a YAML (or JSON) file. Raises `BadRequest` with what is wrong where; `OSError` where it cannot be read."""
-    data = path.read_bytes()[: MAX_BYTES + 1]
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise BadRequest(f"{path}: more than {MAX_BYTES >> 20} MiB are no topology")
     try:
@@ -40,7 +41,13 @@ def parsed(said: Any, source: str) -> Topology:
     for at, entry in enumerate(_rows(said, "links")):
         ends, way = _link(entry, at)
         if ends in ways:
-            raise BadRequest(f"links[{at}]: the way from {ends[0]} to {ends[1]} is there twice")
+            raise BadRequest(f"links[{at}]: the way from {ends[0]!r} to {ends[1]!r} is there twice")
+        back = ways.get((ends[1], ends[0]))
+        if back is not None and back.word != way.word:
+            raise BadRequest(
+                f"links[{at}]: from {ends[0]!r} to {ends[1]!r} it is {way.word}, the other way round {back.word}: both "
+                "directions are one way (only their bytes_per_second may differ)"
+            )
         ways[ends] = way
     return Topology(gpus, ways, source)
 

@@ -45,6 +45,9 @@ CARDS = {
 }
 """Vendors' figures, read as powers of ten. Most cards have that many GiB, so the memory is up to 7 % more."""
 
+_MOST_BYTES = 1 << 20
+"""Of a card's file (policy)."""
+
 _OTHER_NAMES = {"a100": "A100-80G", "h100-sxm": "H100", "h100-80g": "H100", "4090": "RTX-4090"}
 
 
@@ -71,7 +74,13 @@ def _plain(name: str) -> str:
 
 def _read(path: Path) -> Card:
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise BadRequest(f"GPU file {path}: no regular file")
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise BadRequest(f"GPU file {path}: more than {_MOST_BYTES >> 20} MiB are no description of a GPU")
+        values: Any = json.loads(data.decode("utf-8"))
     except OSError as error:
         raise BadRequest(f"GPU file {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.tune.costs import Costs
 
 KERNEL_PAGE = 16
+_MOST_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,12 @@ class Bound:
 
     def kept(self, costs: Costs) -> bool:
         return self.value(costs) <= self.limit
+
+    def percent(self, costs: Costs, digits: int) -> str:
+        """The value in percent; with more than `digits` behind the point where they would hide that it is broken."""
+        text = f"{100 * self.value(costs):.{digits}f}"
+        hidden = not self.kept(costs) and float(text) <= 100 * self.limit
+        return self.percent(costs, digits + 1) if hidden and digits < _MOST_DIGITS else text
 
 
 PAGE = Bound(
@@ -55,18 +62,19 @@ class Choice:
 
 def choose(table: Sequence[Costs], bounds: Sequence[Bound] = BLOCKWISE) -> Choice:
     """The smallest size that keeps all bounds: what grows with the size (empty slots, lost prefixes, rewritten tails)
-    is least there. If none does, the one that goes over them by the least factor in all."""
+    is least there. If none does, of the sizes that kernels take the one that goes over the other bounds by the least
+    factor in all; a page is never traded for them. Of sizes that are all below a page, the largest."""
     for costs in sorted(table, key=lambda each: each.block_tokens):
         if all(bound.kept(costs) for bound in bounds):
             return Choice(costs, ())
-    nearest = min(table, key=lambda costs: sum(_excess(bound, costs) for bound in bounds))
+    pages = [costs for costs in table if PAGE.kept(costs)] or [max(table, key=lambda each: each.block_tokens)]
+    soft = [bound for bound in bounds if bound is not PAGE]
+    nearest = min(pages, key=lambda costs: sum(_excess(bound, costs) for bound in soft))
     return Choice(nearest, tuple(bound for bound in bounds if not bound.kept(nearest)))
 
 
 def _excess(bound: Bound, costs: Costs) -> float:
-    """By which factor a bound is broken, less one; the page has no share: a half at half a page."""
-    if bound is PAGE:
-        return max(0.0, bound.value(costs)) / KERNEL_PAGE
+    """By which factor a bound is broken, less one."""
     return max(0.0, bound.value(costs) / bound.limit - 1)
 
 
@@ -76,8 +84,7 @@ def reason(table: Sequence[Costs]) -> str:
     costs = chosen.costs
     smaller = [each for each in table if each.block_tokens < costs.block_tokens]
     if chosen.broken:
-        over = " and ".join(_said(bound, costs) for bound in chosen.broken)
-        text = f"{costs.block_tokens}: the nearest to the bounds; no size keeps them all (here {over})"
+        text = f"{costs.block_tokens}: {_least_bad(table, chosen)}"
     elif not smaller:
         text = f"{costs.block_tokens}: the smallest of these sizes, and it keeps all bounds"
     else:
@@ -93,9 +100,20 @@ def reason(table: Sequence[Costs]) -> str:
     return text + "."
 
 
+def _least_bad(table: Sequence[Costs], chosen: Choice) -> str:
+    """Why a size was chosen that breaks bounds, and which."""
+    soft = [bound for bound in chosen.broken if bound is not PAGE]
+    over = " and ".join([f"{_said(bound, chosen.costs)} (bound: {bound.limit:.0%})" for bound in soft])
+    if PAGE in chosen.broken:
+        text = f"the largest of these sizes, and kernels take none of them: a page has {KERNEL_PAGE} tokens"
+        return f"{text}; {over}" if over else text
+    sizes = f"no size from {KERNEL_PAGE} on" if any(not PAGE.kept(costs) for costs in table) else "no size"
+    return f"{sizes} keeps all bounds, and this is the nearest: {over}"
+
+
 def _said(bound: Bound, costs: Costs) -> str:
     if bound is PAGE:
         return f"a page has {KERNEL_PAGE} tokens"
     if bound in (COPIES, RUN_COPIES):
-        return f"copies would take {bound.value(costs):.1%} of the attention time"
-    return f"{bound.name} would be {bound.value(costs):.1%}"
+        return f"copies would take {bound.percent(costs, 1)}% of the attention time"
+    return f"{bound.name} would be {bound.percent(costs, 1)}%"

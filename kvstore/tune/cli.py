@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.errors import BadRequest
+from kvstore.printable import printable
 from kvstore.replay.trace import WINDOW_TOKENS, TraceError, excerpt, read_trace
 from kvstore.tune.cards import CARDS, Card, card_of
 from kvstore.tune.costs import ALLOCATE_S, COPY_S, Assumptions, costs
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         lengths = _lengths(given)
     except TraceError as error:
-        print(f"kvstore tune: {error}", file=sys.stderr)
+        print(f"kvstore tune: {printable(str(error))}", file=sys.stderr)
         return 2
     if not lengths.attended:
         raise BadRequest(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvstore.printable import printable
 from kvstore.tune.choice import BLOCKWISE, COPIES, IN_RUNS, METADATA, TAIL, Bound, choose, reason
 from kvstore.tune.costs import Assumptions, Costs
 from kvstore.tune.lengths import Lengths
@@ -53,13 +54,14 @@ def head(setting: Setting, lengths: Lengths, given: Assumptions) -> list[str]:
     ranks = "1 rank" if setting.ranks == 1 else f"{setting.ranks} ranks (tensor parallel)"
     lines = [
         f"GPU     {card.name}: {card.memory_bytes / 1e9:g} GB at {card.bytes_per_s / 1e9:g} GB/s, "
-        f"{ranks}; {card.source}",
+        f"{ranks}; {printable(card.source)}",
         f"model   {model.name}, KV in {setting.dtype}: {model.layers} layers, {setting.heads} KV heads of "
         f"{model.head_dim} a rank, {setting.token_bytes / 1024:g} KiB a token; {model.source}",
         f"pool    {setting.pool_bytes / 1e9:.1f} GB a rank: {setting.used_share:g} of the memory, less "
         f"{setting.weight_bytes / setting.ranks / 1e9:.1f} GB of weights",
-        f"lengths {lengths.name}: {len(lengths.prompts)} requests, prompts of {lengths.prompts.mean():.0f} tokens "
-        f"(longest {lengths.prompts.max()}), outputs of {lengths.outputs.mean():.0f}",
+        f"lengths {printable(lengths.name)}: {len(lengths.prompts)} requests, prompts of "
+        f"{lengths.prompts.mean():.0f} tokens (longest {lengths.prompts.max()}), outputs of "
+        f"{lengths.outputs.mean():.0f}",
     ]
     if lengths.shared is not None:
         share = lengths.shared.tokens / float(lengths.prompts.sum())
@@ -82,8 +84,10 @@ def rows(table: Sequence[Costs]) -> list[list[str]]:
 
 
 def _cell(column: Column, costs: Costs) -> str:
-    over = column.bound is not None and not column.bound.kept(costs)
-    return column.text(costs) + ("!" if over else "")
+    text, bound = column.text(costs), column.bound
+    if bound is None or bound.kept(costs):
+        return text
+    return bound.percent(costs, len(text.partition(".")[2])) + "!"
 
 
 def as_text(setting: Setting, lengths: Lengths, given: Assumptions, table: Sequence[Costs]) -> str:
@@ -116,6 +120,7 @@ def as_json(setting: Setting, lengths: Lengths, given: Assumptions, table: Seque
         "recommended": chosen.block_tokens,
         "recommended_in_runs": in_runs.block_tokens,
         "keeps_all_bounds": not chosen.broken,
+        "broken": [bound.name for bound in chosen.broken],
         "reason": reason(table),
         "gpu": asdict(setting.card),
         "model": asdict(setting.model),

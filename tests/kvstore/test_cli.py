@@ -90,6 +90,9 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--layout", '{"model_id":"\\ud800"}'], "'model_id'"),
         (["serve", "--layout", '{"model_id":"x","heads":true}'], "'heads'"),
         (["serve", "--drain-us", "-5"], "--drain-us"),
+        (["serve", "--device", ""], "no device ''"),
+        (["cluster", "--device", ""], "no device ''"),
+        (["nonsense\x1b[31m"], "nonsense\\x1b[31m: no such command"),
         (["cluster", "--shards", "3", "--memory", "900G"], "3 pools"),
         (["cluster", "--cluster-file", "/tmp"], "is a directory"),
         (["cluster", "--cluster-file", "/nope/x"], "no directory /nope"),
@@ -126,6 +129,28 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert len(lines) == 1
     assert lines[0].startswith("kvstore ")
     assert says in lines[0]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["tune", "--help"], ["tune", "--gpu", "H100", "--model", "llama-3-8b"]])
+def test_an_answer_that_cannot_be_written_is_74(words: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "kvstore.cli", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment, timeout=60
+        )
+    assert done.returncode == cli.EXIT_OUTPUT == 74
+    assert done.stderr == "kvstore: standard output cannot be written: no space left on device\n"
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        words = [sys.executable, "-m", "kvstore.cli", "tune", "--help"]
+        done = subprocess.run(words, stdout=gone, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_a_file_says_it_too_and_what_was_measured_comes_first(tmp_path: Path) ->
         (FILE + "  - {between: [c, d], way: SYS, bytes_per_second: -1}", "above 0"),
         (FILE + "  - {between: [c, d], way: SYS, bytes_per_second: .nan}", "above 0"),
         (FILE + "  - {between: [c, d], way: SYS, bytes_per_second: [1]}", "is no number"),
+        (FILE + "  - {between: [d, a], way: PIX}", r"links\[4\]: from 'd' to 'a' it is PIX, the other way round NV18"),
         ("a: [", "line 1: not YAML"),
         ("\x00", "not YAML"),
     ],
@@ -203,6 +204,26 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     code, _, error = command("--file", str(tmp_path / "none.yml"))
     assert code == 2
     assert error == f"kvstore topology: {tmp_path / 'none.yml'}: No such file or directory\n"
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "host.yml"
+    path.write_text(
+        FILE.replace("name: b}", 'name: "b\\e[31m"}')
+        .replace("[a, b]", '[a, "b\\e[31m"]')
+        .replace("[b, a]", '["b\\e[31m", a]')
+    )
+    assert read(path).gpus[1].name == "b\x1b[31m"
+    code, out, _ = command("--file", str(path))
+    assert code == 0
+    assert all(line.isprintable() for line in out.splitlines())
+    assert "b\\x1b[31m" in out
+    heads = [line for line in out.splitlines() if line.startswith(" " * 8)]
+    assert len({len(line) for line in heads}) == 1, "columns are as wide as what is shown"
+
+
+def test_a_file_that_never_ends_is_refused() -> None:
+    assert command("--file", "/dev/zero") == (2, "", "kvstore topology: /dev/zero: more than 4 MiB are no topology\n")
 
 
 def test_names_that_are_not_there_are_refused() -> None:

@@ -11,10 +11,11 @@ from kvstore.errors import BadRequest
 from kvstore.replay.trace import Request, excerpt, read_trace
 from kvstore.table import BlockTable
 from kvstore.tune.cards import card_of
-from kvstore.tune.choice import BLOCKWISE, IN_RUNS, PAGE, choose, reason
+from kvstore.tune.choice import BLOCKWISE, IN_RUNS, PAGE, TAIL, Bound, choose, reason
 from kvstore.tune.costs import Assumptions, Costs, costs
 from kvstore.tune.lengths import LONGEST, Lengths, of_distribution, of_trace
 from kvstore.tune.models import model_of
+from kvstore.tune.report import COLUMNS, rows
 from kvstore.tune.setting import Setting, setting_of
 from kvstore.tune.sharing import Sharing, sharing_of
 
@@ -206,9 +207,38 @@ def test_bounds_that_no_size_keeps() -> None:
     table = table_for("B200", "llama-3.1-405b", short, Assumptions("prompt"))
     found = choose(table)
     assert found.broken
-    assert "no size keeps them all (here " in reason(table)
+    assert "no size from 16 on keeps all bounds, and this is the nearest: " in reason(table)
     assert all(not bound.kept(found.costs) for bound in found.broken)
-    assert PAGE not in choose(table[1:]).broken
+    assert "no size keeps all bounds" in reason(table[1:])
+
+
+@pytest.mark.parametrize("bounds", [BLOCKWISE, IN_RUNS])
+def test_the_kernels_page_is_never_traded_away(bounds: tuple[Bound, ...]) -> None:
+    one = Lengths("one", np.array([100]), np.array([10]))
+    table = table_for("H100", "llama-3-8b", one)
+    found = choose(table, bounds)
+    assert found.block_tokens >= 16
+    assert PAGE not in found.broken
+    assert found.broken
+    small = [costs(eight_b(), one, size, Assumptions()) for size in (2, 4, 8)]
+    below = choose(small, bounds)
+    assert below.block_tokens == 8
+    assert PAGE in below.broken
+    assert reason(small).startswith("8: the largest of these sizes, and kernels take none of them")
+
+
+@pytest.mark.parametrize(
+    ("share", "shown", "said"),
+    [(0.0402, "4.02!", "4.02%"), (0.04, "4.0", ""), (0.0404999, "4.05!", "4.05%"), (0.041, "4.1!", "4.1%")],
+)
+def test_a_breach_is_not_rounded_away(share: float, shown: str, said: str) -> None:
+    table = table_for("H100", "llama-3-8b", Lengths("one", np.array([1000]), np.array([900])), Assumptions("nothing"))
+    last = replace(table[1], tail_waste=share, tail_time=0.0)
+    (row,) = rows([last])[2:]
+    assert row[COLUMNS.index(next(column for column in COLUMNS if column.bound is TAIL))] == shown
+    assert said in reason([last])
+    copying = replace(last, fetch_time=0.1003)
+    assert "10.03!" in rows([copying])[2] or "10.0!" not in rows([copying])[2]
 
 
 def test_the_choice_keeps_every_bound_and_the_size_below_does_not() -> None:

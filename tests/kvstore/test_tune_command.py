@@ -75,6 +75,8 @@ def test_lengths_instead_of_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
         ([*EIGHT, "--lengths", "100,1", "--outputs", "1,0"], "no decode step"),
         ([*EIGHT, "--lengths", "100,1", "trace.jsonl"], "not both"),
         ([*EIGHT, "/nowhere/trace.jsonl"], "cannot be read"),
+        ([*EIGHT, "/dev/zero"], "no regular file"),
+        ([*EIGHT, "/nowhere/\x1b[31m"], "/nowhere/\\x1b[31m: cannot be read"),
     ],
 )
 def test_failures_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +86,15 @@ def test_failures_are_one_line(words: list[str], said: str, capsys: pytest.Captu
     (line,) = printed.err.strip().splitlines()
     assert line.startswith("kvstore tune: ")
     assert said in line
+
+
+def test_a_card_that_never_ends_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endless, long = tmp_path / "endless.json", tmp_path / "long.json"
+    endless.symlink_to("/dev/zero")
+    long.write_text(" " * (1 << 20) + "{}")
+    for path, said in ((endless, "no regular file"), (long, "more than 1 MiB")):
+        assert main(["tune", "--gpu", str(path), "--model", "llama-3-8b"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_broken_trace_is_told_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

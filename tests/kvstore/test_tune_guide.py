@@ -5,17 +5,20 @@ The tables of the whole trace are checked, and written, where ``KVSCOPE_TRACE`` 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvstore.cli import main
 from kvstore.replay.trace import excerpt, read_trace
 from kvstore.tune.cards import card_of
 from kvstore.tune.choice import reason
 from kvstore.tune.costs import Assumptions, costs
-from kvstore.tune.lengths import Lengths, of_distribution, of_trace
+from kvstore.tune.lengths import Lengths, of_trace
 from kvstore.tune.models import model_of
 from kvstore.tune.report import as_markdown
 from kvstore.tune.setting import setting_of
@@ -59,9 +62,20 @@ def test_the_tables_of_the_whole_trace() -> None:
     require("whole trace", tables(of_trace("whole", read_trace(Path(path)))))
 
 
-def test_what_the_guide_says_of_short_chats() -> None:
-    lengths = of_distribution((150, 0.8), (340, 0.5))
-    for gpu in ("A100-80G", "H100"):
-        setting = setting_of(card_of(gpu), model_of("llama-3-8b"))
-        table = {size: costs(setting, lengths, size, Assumptions("prompt")) for size in SIZES}
-        assert table[16].tail_waste <= 0.04 < table[32].tail_waste
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["tune", "--model", "llama-3-8b", "--lengths", "150,0.8", "--json", *words]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_what_the_guide_says_of_short_chats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "The A100\n  is told 16 (nearest, by its copies), the H100 32 (copies and 4.02 % empty" in GUIDE.read_text()
+    for gpu, size, broken in (("A100-80G", 16, ["copies"]), ("H100", 32, ["copies", "empty slots"])):
+        found = told(capsys, "--gpu", gpu)
+        assert (found["recommended"], found["keeps_all_bounds"], found["broken"]) == (size, False, broken)
+        sizes = {each["block_tokens"]: each for each in found["sizes"]}
+        assert sizes[16]["tail_waste"] <= 0.04 < sizes[32]["tail_waste"]
+        assert sizes[16]["copy_time"] > 0.1
+        still = told(capsys, "--gpu", gpu, "--moved", "nothing")
+        assert (still["recommended"], still["keeps_all_bounds"]) == (16, True)
+    assert "empty slots would be 4.02%" in told(capsys, "--gpu", "H100")["reason"]

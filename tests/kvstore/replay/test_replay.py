@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -70,6 +74,32 @@ def test_at_the_traces_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     found = replay(capsys, str(trace), "--shards", "1", "--speed", "100")
     assert found["seconds"] >= 0.6
     assert found["block_hits"] == 1
+
+
+def test_a_put_that_shards_refuse_is_one_here_and_one_on_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every window is leased while the next requests come: there is room for few of them."""
+    with LocalCluster(3, layout(512), 40, placement="head-group-window") as cluster:
+        found = replay(capsys, "--connect", cluster.targets, "--limit", "60", "--lanes", "1")
+        pages = [urllib.request.urlopen(url, timeout=5).read().decode() for url in cluster.metrics_urls]
+    refusals = [sum(map(float, re.findall(r"^kv_put_refusals_total\{.* (\S+)$", page, re.MULTILINE))) for page in pages]
+    assert 0 < found["refused_puts"] < 60
+    assert max(refusals) <= found["refused_puts"] < sum(refusals)
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
+    words = [sys.executable, "-m", "kvstore.cli", "replay", "--limit", "20", "--shards", "1"]
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60)
+        shown = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0
+    assert shown.startswith("\r")
+    assert shown.rstrip("\x1b[K\r\n ").rpartition("\r")[2].startswith("█" * 30 + " 100%  20/20 requests")
+    assert "\r" not in done.stdout
+    assert not subprocess.run(words, capture_output=True, text=True, timeout=60).stderr
 
 
 def test_what_cannot_be_played_is_one_line(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from kvstore.replay.trace import TraceError, excerpt, read_trace
+from kvstore.replay.trace import LONGEST_LINE, TraceError, excerpt, read_trace
 
 GOOD = {"timestamp": 3000, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]}
 
@@ -78,3 +79,16 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(TraceError, match=":1: not JSON"):
         read_trace(tmp_path / "bytes.jsonl")
+
+
+def test_what_never_ends_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(TraceError, match="no regular file"):
+            read_trace(endless)
+    good = json.dumps(GOOD)
+    longest = good + " " * (LONGEST_LINE - len(good) - 1) + "\n"
+    assert len(read_trace(write(tmp_path / "long.jsonl", longest[:-1]))) == 1
+    (tmp_path / "longer.jsonl.gz").write_bytes(gzip.compress((good + "\n " + longest).encode()))
+    with pytest.raises(TraceError, match=r"longer\.jsonl\.gz:2: a line of more than 4 MiB is no request"):
+        read_trace(tmp_path / "longer.jsonl.gz")
