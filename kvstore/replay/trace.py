@@ -8,6 +8,7 @@ last id of a prompt may be filled in part.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import stat
 import zlib
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[Request]:
     return requests
 
 
-def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+def _lines(file: io.BufferedIOBase, name: str) -> Iterator[bytes]:
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
