@@ -304,3 +304,11 @@ def test_a_long_expression_is_not_broken_within_a_name(width: int) -> None:
     assert "".join(line.strip() for line in lines) == expr
     for name in ("kv:transfer_failures_total", 'instance="pod-1:8000"', "kv:requests_total"):
         assert any(name in line for line in lines)
+
+
+def test_a_long_name_is_broken_between_its_words() -> None:
+    from tui.draw.prose import wrapped
+
+    lines = ["".join(text for text, _ in line) for line in wrapped("pod-3:8000 has no kv:transfer_failures_total", 24)]
+    assert lines == ["pod-3:8000 has no kv:", "transfer_failures_total"]
+    assert ["".join(text for text, _ in line) for line in wrapped("x" * 20, 8)] == ["x" * 8, "x" * 8, "x" * 4]

@@ -10,37 +10,48 @@ Line = list[tuple[str, str]]
 """One line as runs of (text, style)."""
 
 _CODE = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*")
-_PART = re.compile(r"[^,(){}\[\]/*+]*[,(){}\[\]/*+]+ *|[^,(){}\[\]/*+]+")
+_NAME_PART = re.compile(r"[^_:/.,]*[_:/.,]+ *|[^_:/.,]+")
+_CODE_PART = re.compile(r"[^,(){}\[\]/*+]*[,(){}\[\]/*+]+ *|[^,(){}\[\]/*+]+")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
 def wrapped(text: str, width: int, style: str = "text", first: str = "", rest: str | None = None) -> Iterator[Line]:
     """Lines of at most ``width`` cells; ``first`` and ``rest`` lead the first and the following ones."""
     lead = first if rest is None else rest
-    body = textwrap.wrap(text, max(8, width - len(first)), break_long_words=True, break_on_hyphens=False) or [""]
+    room = max(8, width - len(first))
+    if any(len(word) > room for word in text.split()):
+        body = _filled(text, room, _NAME_PART)
+    else:
+        body = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
     for index, line in enumerate(body):
         yield [(first if index == 0 else " " * len(first) if rest is None else lead, style), (line, style)]
 
 
 def code(text: str, width: int, indent: str = "  ") -> Iterator[Line]:
     """An expression or a command: broken at a blank, else behind a bracket or comma, in a name only where none fits."""
-    room = max(8, width - len(indent))
+    for line in _filled(text, max(8, width - len(indent)), _CODE_PART):
+        yield [(indent, "code"), (line, "code")]
+
+
+def _filled(text: str, room: int, part: re.Pattern[str]) -> list[str]:
+    """Lines of at most ``room`` cells; a word that is longer is broken between its parts."""
     lines, line = list[str](), ""
-    for piece in _pieces(text, room):
+    for piece in _pieces(text, room, part):
         if line and len(line) + len(piece.rstrip()) > room:
             lines.append(line.rstrip())
             line = ""
         line += piece
-    for one in [*lines, line.rstrip()]:
-        yield [(indent, "code"), (one, "code")]
+    return [*lines, line.rstrip()]
 
 
-def _pieces(text: str, room: int) -> Iterator[str]:
-    """The words, each with its blank; a word longer than a line in parts that may stand on lines of their own."""
+def _pieces(text: str, room: int, part: re.Pattern[str]) -> Iterator[str]:
+    """The words, each with its blanks, of too long ones the parts, of too long parts what fills a line."""
     for word in re.findall(r"\S+ *", re.sub(r"\s", " ", text)):
-        parts = [word] if len(word.rstrip()) <= room else _PART.findall(word)
-        for part in parts:
-            yield from (part[at : at + room] for at in range(0, len(part), room)) if len(part) > room + 1 else (part,)
+        for piece in [word] if len(word.rstrip()) <= room else part.findall(word):
+            if len(piece.rstrip()) <= room:
+                yield piece
+            else:
+                yield from (piece[at : at + room] for at in range(0, len(piece), room))
 
 
 def markdown(text: str, width: int) -> Iterator[Line]:
