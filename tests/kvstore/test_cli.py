@@ -113,7 +113,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--durability", "log"], "--log-dir"),
         (["serve", "--placement", "round"], "no placement"),
         (["serve", "--run-dir", "/proc/nowhere"], "/proc/nowhere"),
-        (["serve", "--run-dir", "/tmp/" + "x" * 120], "too long"),
+        (["serve", "--listen", "127.0.0.1:0", "--run-dir", "/tmp/" + "x" * 120], "too long"),
         (["serve", "--salt-file", "/no/such/file"], "salt file"),
         (["cluster", "--shards", "0"], "at least one shard"),
         (["cluster", "--placement", "round"], "no placement"),
