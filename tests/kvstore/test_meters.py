@@ -12,7 +12,7 @@ from probes.instrument import Instrument, configure
 
 @pytest.mark.parametrize("kind", errors.kinds().values(), ids=lambda kind: kind.__name__)
 def test_a_refusal_is_no_error(kind: type[errors.StoreError]) -> None:
-    could_not = {errors.StoreError, errors.LogFailed, errors.LogCorrupt, errors.ShardUnavailable}
+    could_not = {errors.StoreError, errors.LogFailed, errors.LogCorrupt, errors.ShardUnavailable, errors.DeviceFailed}
     assert result_of(kind("x")) == ("error" if kind in could_not else "refused")
     assert result_of(OSError("disk")) == "error"
 
