@@ -219,6 +219,6 @@ def tcp_everywhere(cast: Cast) -> Stage:
 @scenario("store-scattered")
 def scattered(cast: Cast) -> Stage:
     """A shard's windows were put out of order: each block is read by itself."""
-    made = StoreSet(cast, replace(USUAL, lane="cma"), rate=1.5)
+    made = StoreSet(cast, replace(USUAL, lane="cma", blocks=65_536), rate=4.0)
     made.reconfigure(scattered=True)
     return made.stage(made.on_shard("descriptor-explosion", None, "windows whose blocks lie in no order"))

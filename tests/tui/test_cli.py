@@ -110,7 +110,7 @@ def test_the_store_says_what_it_can_do_and_what_comes_later() -> None:
     done = subprocess.run([sys.executable, "-m", "kvstore.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert "cluster" in done.stdout
-    done = subprocess.run([sys.executable, "-m", "kvstore.cli", "tune"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "kvstore.cli", "simulate"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "later release" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -44,6 +44,7 @@ def test_the_page_has_the_families_of_the_contract() -> None:
     assert _listed() - {family.name for family in page} == {
         "kv_peer_up", "kv_peer_heartbeat_age_seconds", "kv_peer_pending_operations",
         "kv_transfer_seconds", "kv_transfer_descriptors", "kv_transfer_bytes",
+        "kv_device_uploads", "kv_device_upload_bytes", "kv_device_upload_seconds",
     }, "a shard without peers says nothing of them, and one without nixl nothing of transfers"  # fmt: skip
     assert all(dict(labels)["shard"] == "0" for f in page if f.name[:3] == "kv_" for _, labels, _ in f.samples)
 
