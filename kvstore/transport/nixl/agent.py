@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.errors import BadRequest, StoreError
+from kvstore.errors import BadRequest, ShardUnavailable, StoreError
 from kvstore.transport.nixl.library import bindings, ucx_settings
 
 Spans = npt.NDArray[np.uint64]
@@ -92,11 +92,14 @@ class Agent:
         return found
 
     def add(self, metadata: bytes, name: str) -> None:
-        """Meet a peer. Raises `BadRequest` for bytes that are no metadata, or of an agent of another name."""
+        """Meet a peer. Raises `BadRequest` for bytes that are no metadata, or of an agent of another name;
+        `ShardUnavailable` where it cannot be reached now (its link is down)."""
         if not _names(metadata, name):
             raise BadRequest("the agent metadata is not of the agent that was named")
         try:
             loaded = self._agent.loadRemoteMD(metadata)
+        except (self._nixl.nixlBackendError, self._nixl.nixlRemoteDisconnectError) as error:
+            raise ShardUnavailable(f"NIXL cannot reach the peer now: {error}") from None
         except Exception as error:
             raise BadRequest(f"not the metadata of a NIXL agent of this version: {error}") from None
         found = loaded.decode("ascii", "replace") if isinstance(loaded, bytes) else str(loaded)
@@ -113,10 +116,13 @@ class Agent:
 
     def prepare(self, peer: str | None, rows: Rows, *, gpu: int | None = None) -> int:
         """A prepared list of descriptors: of our own memory (None; `gpu`: on that card, which they name, too) or a
-        peer's; raises `BadRequest` for memory that the peer has not registered."""
+        peer's; raises `BadRequest` for memory that the peer has not registered, `ShardUnavailable` where a peer cannot
+        be reached now."""
         listed = self._nixl.nixlXferDList(self._segment(gpu), rows)
         try:
             handle: int = self._agent.prepXferDlist(self._nixl.NIXL_INIT_AGENT if peer is None else peer, listed, [])
+        except self._nixl.nixlRemoteDisconnectError as error:
+            raise ShardUnavailable(f"NIXL cannot reach the peer now: {error}") from None
         except Exception as error:
             raise BadRequest(f"memory that is not registered: {error}") from None
         return handle
