@@ -21,7 +21,7 @@ from kvstore.errors import BadRequest, ShardUnavailable
 from kvstore.fetch import Fetch, Need
 from kvstore.header import Bytes, Headers, Words
 from kvstore.keys import Keys
-from kvstore.locations import Flags, Locations, State
+from kvstore.locations import Answer, Locations
 from kvstore.staging import Staged
 from kvstore.transport import Ints
 from kvstore.transport.device.onto import Onto
@@ -32,34 +32,17 @@ _LONGEST_NAP_S = 0.005
 
 
 @dataclass(slots=True)
-class DeviceBlocks:
+class DeviceBlocks(Answer):
     """Answer to a get onto the device: `state` `[n]`, and the headers in host memory. Where a row's state is not OK,
     its place on the device holds nothing."""
 
     heads: Bytes
     state: np.ndarray[tuple[int], np.dtype[np.int8]]
 
-    def __len__(self) -> int:
-        return len(self.state)
-
-    @property
-    def found(self) -> Flags:
-        return np.asarray(self.state == State.OK, np.bool_)
-
     @property
     def headers(self) -> Headers:
         """`[n]` of `header.HEADER`, a view."""
         return headers_of(self.heads)
-
-    @property
-    def valid(self) -> Ints:
-        """Valid tokens of each block, 0 for a miss."""
-        return np.where(self.found, self.headers["valid"], 0).astype(np.int64)
-
-    @property
-    def clock(self) -> Words:
-        """Commit clock of each block, 0 for a miss."""
-        return np.where(self.found, self.headers["clock"], 0).astype(np.uint64)
 
 
 class OnDevice(ClientBase):

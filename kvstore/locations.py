@@ -99,13 +99,11 @@ class Locations:
         return bool(self.leases)
 
 
-@dataclass(slots=True)
-class Blocks:
-    """Answer to a get. `slots` `[n, slot_bytes]` as they were copied; rows whose `state` is not OK hold nothing."""
+class Answer:
+    """What every answer to a get tells, wherever its blocks went: of each row its state, and its header."""
 
-    slots: Bytes
+    __slots__ = ()
     state: npt.NDArray[np.int8]
-    block_bytes: int
 
     def __len__(self) -> int:
         return len(self.state)
@@ -115,14 +113,9 @@ class Blocks:
         return np.asarray(self.state == State.OK, np.bool_)
 
     @property
-    def data(self) -> Bytes:
-        """`[n, block_bytes]`, a view."""
-        return self.slots[:, HEADER_BYTES : HEADER_BYTES + self.block_bytes]
-
-    @property
     def headers(self) -> Headers:
         """`[n]` of `header.HEADER`, a view."""
-        return headers_of(self.slots)
+        raise NotImplementedError
 
     @property
     def valid(self) -> Ints:
@@ -133,6 +126,25 @@ class Blocks:
     def clock(self) -> Words:
         """Commit clock of each block, 0 for a miss."""
         return np.where(self.found, self.headers["clock"], 0).astype(np.uint64)
+
+
+@dataclass(slots=True)
+class Blocks(Answer):
+    """Answer to a get. `slots` `[n, slot_bytes]` as they were copied; rows whose `state` is not OK hold nothing."""
+
+    slots: Bytes
+    state: npt.NDArray[np.int8]
+    block_bytes: int
+
+    @property
+    def data(self) -> Bytes:
+        """`[n, block_bytes]`, a view."""
+        return self.slots[:, HEADER_BYTES : HEADER_BYTES + self.block_bytes]
+
+    @property
+    def headers(self) -> Headers:
+        """`[n]` of `header.HEADER`, a view."""
+        return headers_of(self.slots)
 
 
 def buffer(n: int, slot_bytes: int) -> Bytes:

@@ -6,6 +6,7 @@ They show the packaged demo incident at its end, as ``kvtop playbooks/recordings
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 from probes.attach import attach
@@ -14,7 +15,8 @@ from tui.monitor import Monitor
 from tui.options import Options
 
 HERE = Path(__file__).resolve().parent
-RECORDING = HERE.parents[1] / "playbooks" / "recordings" / "demo.om.gz"
+ROOT = HERE.parents[1]
+RECORDING = "playbooks/recordings/demo.om.gz"  # as it is typed in the checkout: a picture must not show where that is
 PATIENCE_S = 60.0
 
 PICTURES = (
@@ -30,7 +32,7 @@ PICTURES = (
 async def make(name: str, size: tuple[int, int], keys: tuple[str, ...], theme: str) -> None:
     """Write one picture. Raises TimeoutError when the diagnosis does not come."""
     options = Options(theme=theme, label="demo.om.gz")
-    app = KvtopApp(lambda made: Monitor(lambda: attach([str(RECORDING)]), made.post_message, options), options)
+    app = KvtopApp(lambda made: Monitor(lambda: attach([RECORDING]), made.post_message, options), options)
     async with app.run_test(size=size) as pilot, asyncio.timeout(PATIENCE_S):
         while app.scene.shot is None or app.scene.shot.diagnosis is None:
             await pilot.pause(0.1)
@@ -41,6 +43,7 @@ async def make(name: str, size: tuple[int, int], keys: tuple[str, ...], theme: s
 
 
 async def main() -> None:
+    os.chdir(ROOT)
     for spec in PICTURES:
         await make(*spec)
 
