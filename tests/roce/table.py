@@ -31,6 +31,8 @@ def write(results: Sequence[Result], path: Path) -> None:
     lines = [HEAD.format(date=date, machine=machine)]
     lines.append("| run | done | lanes | " + " | ".join(WORDS) + " |\n|" + "---|" * (3 + len(WORDS)) + "\n")
     lines += [_row(result) for result in results]
+    said = [f"- {r.run.name}, {kind}: {text}\n" for r in results for kind, text in sorted(r.client["says"].items())]
+    lines += ["\nWhat the first error of each kind said:\n\n", *said] if said else []
     lines.append("\nCounters of the two ports and interfaces, after minus before (what did not move is left out):\n\n")
     lines.append("| run | a (shard) | b (client) |\n|---|---|---|\n")
     lines += [f"| {r.run.name} | {_counters(r, 'a')} | {_counters(r, 'b')} |\n" for r in results]

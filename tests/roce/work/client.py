@@ -53,6 +53,7 @@ class Loop:
         self.rows: list[tuple[float, float, str, str]] = []
         self.notices: list[tuple[str, float]] = []
         self.wrong = 0
+        self.says: dict[str, str] = {}
         self.located: Any = None
         self._until = 0.0
         self._puts = 1
@@ -82,7 +83,7 @@ class Loop:
                     raise
 
     def run(self, seconds: float) -> None:
-        self.rows, self.notices, self.wrong = [], [], 0
+        self.rows, self.notices, self.wrong, self.says = [], [], 0, {}
         start = time.monotonic()
         turn = 0
         while time.monotonic() - start < seconds:
@@ -100,6 +101,7 @@ class Loop:
             outcome = what()
         except StoreError as error:
             outcome = type(error).__name__
+            self.says.setdefault(outcome, str(error))
         took = time.monotonic() - began
         self.rows.append((began - start, took, operation, outcome))
         while True:
@@ -150,6 +152,7 @@ def quantile(values: list[float], share: float) -> float | None:
 def summary(loop: Loop) -> dict[str, Any]:
     """Counts and times by operation, and what came first after the first notice."""
     out: dict[str, Any] = {"wrong": loop.wrong, "notices": [(what, round(at, 2)) for what, at in loop.notices]}
+    out["says"] = loop.says
     at = loop.notices[0][1] if loop.notices else None
     for operation in ("get", "read", "put"):
         rows = [row for row in loop.rows if row[2] == operation]
