@@ -22,7 +22,7 @@ from kvstore.cluster import LocalCluster
 from kvstore.keys import Keys
 from kvstore.layout import Layout
 from kvstore.locations import Locations
-from kvstore.transport.nixl.agent import Agent, agent_name, spans
+from kvstore.transport.nixl.agent import Agent, agent_name, own_name, spans
 from kvstore.transport.nixl.hello import metadata_of
 from kvstore.transport.nixl.peer import NixlPeer
 
@@ -38,8 +38,8 @@ class Plain:
     def __init__(self, peer: NixlPeer, blocks: int, most: int, slot_bytes: int) -> None:
         pool = peer.facts["nixl"]
         self._agent = Agent(agent_name("plain"), serves=False)
-        self._name, self._base, self._slot_bytes = str(pool["agent"]), int(pool["base"]), slot_bytes
-        self._agent.add(metadata_of(pool), self._name)
+        self._name, self._base, self._slot_bytes = own_name(str(pool["agent"])), int(pool["base"]), slot_bytes
+        self._agent.add(metadata_of(pool), str(pool["agent"]), self._name)
         self.room = np.zeros((most, slot_bytes), np.uint8)
         self._into = int(self.room.ctypes.data)
         self._agent.register(self._into, self.room.nbytes)

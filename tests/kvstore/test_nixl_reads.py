@@ -15,8 +15,9 @@ from kvstore.bench.far import LANES
 from kvstore.bench.far import only as lane
 from kvstore.client import Client
 from kvstore.cluster import LocalCluster
+from kvstore.errors import BadRequest
 from kvstore.transport.nixl import peer
-from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, spans
+from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, own_name, spans
 from kvstore.transport.nixl.owner import Moved, Owner
 from kvstore.transport.nixl.reads import Pending, Reads
 from kvstore.transport.nixl.regions import Region, Regions
@@ -35,11 +36,16 @@ class Pair:
         self.base = int(self.pool.ctypes.data)
         self.serves, self.owner = Owner("pool", serves=True), Owner("reader", serves=False)
         self.serves.call(lambda agent: agent.register(self.base, self.pool.nbytes))
-        self.owner.meet(self.serves.name, self.serves.call(lambda agent: agent.metadata)).result()
+        self.known_as = self.meet()
         self.regions = Regions(self.owner, SLOT)
         self.region: Region = self.regions.make(SLOTS)
         self.room = self.region.array()
         self.owner.call(lambda agent: self._until_over(agent))  # the way there is made by the first read
+
+    def meet(self) -> str:
+        known_as = own_name(self.serves.name)
+        self.owner.meet(self.serves.name, known_as, self.serves.call(lambda agent: agent.metadata)).result()
+        return known_as
 
     def _until_over(self, agent: Agent) -> None:
         transfer = self.make(0, 0)(agent)
@@ -51,8 +57,10 @@ class Pair:
         """A read of one slot into slot `to` of the region."""
         rows = [spans(base, np.array([at]), 1, SLOT) for base, at in ((self.region.base, to), (self.base, slot))]
 
+        known_as = self.known_as
+
         def make(agent: Agent) -> Transfer:
-            return agent.make(self.serves.name, *rows)
+            return agent.make(known_as, *rows)
 
         return make
 
@@ -178,6 +186,37 @@ def test_a_peer_that_is_not_known_is_an_end_and_no_read(pair: Pair) -> None:
             outcome(reads.post(make, pair.region, lambda: released.append(True), size))
     assert released == [True, True]
     assert (pair.region.busy, pair.owner.under_way) == (0, 0)
+
+
+def test_a_meeting_that_failed_half_way_does_not_keep_the_peer_out(pair: Pair) -> None:
+    """As where the link goes down in it: NIXL keeps that connection, and lets nobody in under its name again."""
+    metadata = pair.serves.call(lambda agent: agent.metadata)
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="not the metadata"):
+            pair.owner.meet(pair.serves.name, own_name(pair.serves.name), metadata[:-40]).result()
+    pair.known_as = pair.meet()
+    assert isinstance(pair.read_here(4, 4, 10.0, never), Moved)
+    assert (pair.room[4] == pair.pool[4]).all()
+
+
+def test_each_meeting_has_a_connection_of_its_own(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes back while a read of before has not ended neither waits for it nor loses anything by its end."""
+    old, before, over = pair.known_as, pair.make(1, 1), Agent.over
+    heard = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(Agent, "over", lambda self, read: read.peer != old and over(self, read))
+        pair.owner.read(before, lambda said: heard.set())
+        pair.owner.forget(old)
+        pair.known_as = pair.meet()
+        assert isinstance(pair.read_here(2, 2, 10.0, never), Moved)
+        assert (pair.room[2] == pair.pool[2]).all()
+        assert pair.owner.under_way == 1
+    assert heard.wait(10)
+    pair.owner.call(lambda agent: None)  # what it does at the end of a read is done
+    with pytest.raises(BadRequest, match="not known"):
+        pair.owner.call(before)
+    assert isinstance(pair.read_here(3, 3, 10.0, never), Moved)
+    assert (pair.room[3] == pair.pool[3]).all()
 
 
 def test_threads_take_turns_in_the_agent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

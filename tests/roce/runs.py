@@ -50,6 +50,12 @@ RUNS = (
         fault="note down; ip link set $DEV down; sleep 3; ip link set $DEV up; sleep 0.3; note up",
     ),
     Run(
+        "link-lost",
+        "`ip link set down` in a for 12 s, longer than a queue pair's retries last, then up",
+        70.0,
+        fault="note down; ip link set $DEV down; sleep 12; ip link set $DEV up; sleep 0.3; note up",
+    ),
+    Run(
         "frozen",
         "the shard is stopped (SIGSTOP) for 15 s",
         70.0,

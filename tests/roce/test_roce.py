@@ -96,6 +96,8 @@ def _answers_lost(result: Result) -> None:
 def _link_down(result: Result) -> None:
     assert result.counter("a", "link_downed") >= 1
     assert result.client["get"]["ok_after"] > 0, "it goes on once the link is back"
+    told = {kind for operation in ("get", "read", "put") for kind in result.client[operation]["errors"]}
+    assert told <= {"DeadlineExceeded", "LeaseExpired", "ShardUnavailable"}, result.client["says"]
 
 
 def _frozen(result: Result) -> None:
@@ -123,6 +125,7 @@ _CHECKS = {
     "loss-requests": _requests_lost,
     "loss-answers": _answers_lost,
     "link-down": _link_down,
+    "link-lost": _link_down,
     "frozen": _frozen,
     "killed": _killed,
     "tcp": _over_tcp,

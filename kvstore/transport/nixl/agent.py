@@ -40,6 +40,11 @@ def agent_name(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(16)}"
 
 
+def own_name(name: str) -> str:
+    """What a peer `name` is called here for one meeting, see `Agent.add`."""
+    return f"{name}.{secrets.token_hex(4)}"
+
+
 def spans(base: int, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | int, slot_bytes: int) -> Spans:
     """Descriptors of runs of slots `starts` (`lengths` slots each) of an arena at `base`."""
     rows = np.zeros((len(starts), 3), np.uint64)
@@ -91,19 +96,26 @@ class Agent:
         found: bytes = self._agent.getLocalMD()
         return found
 
-    def add(self, metadata: bytes, name: str) -> None:
-        """Meet a peer. Raises `BadRequest` for bytes that are no metadata, or of an agent of another name;
-        `ShardUnavailable` where it cannot be reached now (its link is down)."""
-        if not _names(metadata, name):
+    def add(self, metadata: bytes, name: str, known_as: str) -> None:
+        """Meet a peer, to be known as `known_as` (`own_name`) here until it is removed.
+
+        Each meeting has a name, and so a connection, of its own: NIXL 1.5.1 knows a peer's connection by its name, and
+        one that has failed stays with that name for as long as reads over it have not ended; what is loaded for it
+        meanwhile fails, and where that was once, the name is refused for good.
+
+        Raises `BadRequest` for bytes that are no metadata, or of an agent of another name; `ShardUnavailable` where it
+        cannot be reached now (its link is down)."""
+        named = _head(name)
+        if not metadata.startswith(named):
             raise BadRequest("the agent metadata is not of the agent that was named")
         try:
-            loaded = self._agent.loadRemoteMD(metadata)
+            loaded = self._agent.loadRemoteMD(_head(known_as) + metadata[len(named) :])
         except (self._nixl.nixlBackendError, self._nixl.nixlRemoteDisconnectError) as error:
             raise ShardUnavailable(f"NIXL cannot reach the peer now: {error}") from None
         except Exception as error:
             raise BadRequest(f"not the metadata of a NIXL agent of this version: {error}") from None
         found = loaded.decode("ascii", "replace") if isinstance(loaded, bytes) else str(loaded)
-        if found != name:
+        if found != known_as:
             self.remove(found)
             raise BadRequest("the agent metadata is not of the agent that was named")
 
@@ -218,7 +230,6 @@ class Agent:
             return  # NIXL keeps it with the agent
 
 
-def _names(metadata: bytes, name: str) -> bool:
-    """Whether NIXL's metadata says it is of agent `name`: tag `Agent`, a 64-bit length, the name."""
-    head = b"nixlSerDes|Agent" + len(name).to_bytes(8, "little") + name.encode("ascii", "replace") + b"|"
-    return metadata.startswith(head)
+def _head(name: str) -> bytes:
+    """How NIXL's metadata of agent `name` begins: tag `Agent`, a 64-bit length, the name."""
+    return b"nixlSerDes|Agent" + len(name).to_bytes(8, "little") + name.encode("ascii", "replace") + b"|"

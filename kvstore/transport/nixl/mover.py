@@ -22,7 +22,7 @@ import numpy as np
 
 from kvstore.errors import StoreError
 from kvstore.transport.nixl import frames
-from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, spans
+from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, own_name, spans
 from kvstore.transport.nixl.lanes import lanes_of
 from kvstore.transport.nixl.library import has_hca, ucx_log
 from kvstore.transport.nixl.owner import Moved, Owner
@@ -45,7 +45,7 @@ class Mover:
         self._connection = connection
         self._landing = landing
         self._slot_bytes = slot_bytes
-        self._clients: dict[int, tuple[str, int, int]] = {}
+        self._clients: dict[int, tuple[str, int]] = {}
         self._writing = threading.Lock()
         self._pool = Owner("pool", serves=True)
         self._pulls = Owner("pull", serves=False)
@@ -90,17 +90,14 @@ class Mover:
         name, base, slots = str(asked["agent"]), int(asked["base"]), int(asked["slots"])
         metadata = base64.b64decode(asked["metadata"])
         whole = spans(base, np.zeros(1, np.int64), slots, self._slot_bytes)
-
-        def meet(agent: Agent) -> None:
-            agent.add(metadata, name)
-            try:
-                agent.drop(agent.prepare(name, whole))
-            except BaseException:
-                agent.remove(name)
-                raise
-
-        self._pulls.call(meet)
-        self._clients[asked["client"]] = (name, base, slots)
+        known_as = own_name(name)
+        try:
+            self._pulls.meet(name, known_as, metadata).result()
+            self._pulls.call(lambda agent: agent.drop(agent.prepare(known_as, whole)))
+        except BaseException:
+            self._pulls.forget(known_as)
+            raise
+        self._clients[asked["client"]] = (known_as, base)
         return {}
 
     def _pull(self, asked: dict[str, Any]) -> None:
@@ -109,12 +106,12 @@ class Mover:
         if known is None:
             self._say({"id": number, "over": True, "text": "the client has gone"})
             return
-        name, base, _ = known
+        known_as, base = known
         pieces = np.asarray(asked["pieces"], np.int64).reshape(-1, 3)
 
         def make(agent: Agent) -> Transfer:
             local = spans(self._landing.base, pieces[:, 1], pieces[:, 2], self._slot_bytes)
-            return agent.make(name, local, spans(base, pieces[:, 0], pieces[:, 2], self._slot_bytes))
+            return agent.make(known_as, local, spans(base, pieces[:, 0], pieces[:, 2], self._slot_bytes))
 
         def over(said: Moved | Disconnected) -> None:
             if isinstance(said, Moved):

@@ -67,7 +67,6 @@ class Owner:
         self.name = agent_name(kind)
         self._queue: SimpleQueue[Callable[[Agent], None] | None] = SimpleQueue()
         self._reads: list[_Read] = []
-        self._met: dict[str, int] = {}
         self._leaving: list[tuple[str, tuple[int, ...]]] = []
         self._made: Future[None] = Future()
         self._closed = False
@@ -180,21 +179,15 @@ class Owner:
         """The thread is to look after what was posted elsewhere."""
         self.at_leisure(lambda agent: None)
 
-    def meet(self, peer: str, metadata: bytes) -> Future[None]:
-        """Load a peer's metadata: anew, unless reads from it are under way. As often as `forget` will be called."""
+    def meet(self, name: str, known_as: str, metadata: bytes) -> Future[None]:
+        """Load a peer's metadata: see `Agent.add`. `forget(known_as)` is to follow, also where it failed."""
+        return self.submit(lambda agent: agent.add(metadata, name, known_as))
 
-        def act(agent: Agent) -> None:
-            self._let_go(agent)
-            agent.add(metadata, peer)
-            self._met[peer] = self._met.get(peer, 0) + 1
-
-        return self.submit(act)
-
-    def forget(self, peer: str, *prepared: int) -> None:
+    def forget(self, known_as: str, *prepared: int) -> None:
         """Let a peer go, with lists that were prepared for it, as soon as no read from it is under way."""
 
         def act(agent: Agent) -> None:
-            self._leaving.append((peer, prepared))
+            self._leaving.append((known_as, prepared))
             self._let_go(agent)
 
         self.at_leisure(act)
@@ -292,10 +285,7 @@ class Owner:
             self._leaving.remove((peer, prepared))
             for one in prepared:
                 agent.drop(one)
-            self._met[peer] = self._met.get(peer, 1) - 1
-            if self._met[peer] <= 0:
-                del self._met[peer]
-                agent.remove(peer)
+            agent.remove(peer)
 
 
 class _Ended(Exception):  # noqa: N818 - the thread's own way out

@@ -16,7 +16,7 @@ from kvstore.errors import DeadlineExceeded, ShardUnavailable, StoreError
 from kvstore.header import Bytes
 from kvstore.index import Index
 from kvstore.transport import Ints, Words
-from kvstore.transport.nixl.agent import Disconnected
+from kvstore.transport.nixl.agent import Disconnected, own_name
 from kvstore.transport.nixl.landing import Landing, Run
 from kvstore.transport.nixl.owner import Make, Moved, Owner
 from kvstore.transport.nixl.reads import Pending, Reads
@@ -51,7 +51,8 @@ class NixlPeer:
         self.facts = facts
         self.index: Index | None = None
         pool = facts["nixl"]
-        self._pool = RemotePool(str(pool["agent"]), int(pool["base"]), int(facts["blocks"]), landing.slot_bytes)
+        self._named = str(pool["agent"])
+        self._pool = RemotePool(own_name(self._named), int(pool["base"]), int(facts["blocks"]), landing.slot_bytes)
         self._who = f"shard {facts['shard']} ({facts['address']})"
         self._owner = owner
         self._reads = Reads(owner)
@@ -65,7 +66,7 @@ class NixlPeer:
 
     async def meet(self, metadata: bytes, deadline: Deadline) -> None:
         """Load the shard's metadata, and read a word of its pool: the way there is one that works."""
-        await asyncio.wrap_future(self._owner.meet(self._pool.agent, metadata))
+        await asyncio.wrap_future(self._owner.meet(self._named, self._pool.agent, metadata))
         try:
             await asyncio.wrap_future(self._owner.submit(self._pool.prepare))
             await self.fetch_generations(np.zeros(1, np.int64), deadline)

@@ -19,7 +19,7 @@ _GENERATION_AT = HEADER.fields["generation"][1] if HEADER.fields else 32
 
 
 class RemotePool:
-    """`blocks` slots of `slot_bytes` at `base` in the memory of the agent `agent`."""
+    """`blocks` slots of `slot_bytes` at `base` in the memory of the agent that is known here as `agent`."""
 
     def __init__(self, agent: str, base: int, blocks: int, slot_bytes: int) -> None:
         self.agent = agent
