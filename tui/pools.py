@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from probes.labels import Labels
-from tui.reading import Asked, ask, duration, entity_name, entity_of, sort_key
+from tui.names import entity_name
+from tui.reading import Asked, ask, duration, entity_of, sort_key
 
 
 class Cell(IntEnum):

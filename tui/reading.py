@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from probes.labels import Labels
 from probes.records import dataclass
+from tui.names import entity_name, names_apart
 from tui.panels import PANELS, Merge, Of, Panel
 from tui.vocabulary import vocabulary
 
@@ -78,10 +79,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class EntityReading:
-    """All readings of one entity, by panel name."""
+    """All readings of one entity, by panel name; ``called``: what it is called beside those like it."""
 
     labels: Mapping[str, str]
     values: Mapping[str, Reading] = field(default_factory=dict)
+    called: str = ""
     key: Labels = field(init=False, compare=False, repr=False)
     """Its identity: the entity's own labels, without model or job."""
 
@@ -90,7 +92,7 @@ class EntityReading:
 
     @property
     def name(self) -> str:
-        return entity_name(self.labels)
+        return self.called or entity_name(self.labels)
 
     @property
     def stale(self) -> bool:
@@ -141,19 +143,6 @@ def entity_of(labels: Labels) -> Labels:
         if all(labels.get(name) for name in names):
             return labels.only(names)
     return FLEET
-
-
-def entity_name(labels: Mapping[str, str]) -> str:
-    """A short name for a person: the shard, or the instance with its rank, GPU or device."""
-    if labels.get("shard"):
-        return f"shard {labels['shard']}"
-    name = labels.get("instance", "")
-    if labels.get("gpu"):
-        return f"{name} gpu {labels['gpu']}"
-    if labels.get("device"):
-        return f"{name} {labels['device']}"
-    rank = labels.get("engine", "")
-    return f"{name} #{rank}" if rank not in ("", "0") else name
 
 
 def duration(window_ms: int) -> str:
@@ -338,7 +327,7 @@ def assemble(
     """
     entities = _entities(grids, known)
     readings = []
-    for entity in entities:
+    for entity, called in zip(entities, names_apart([entity.as_dict() for entity in entities]), strict=True):
         values: dict[str, Reading] = {}
         kind = kind_of(entity)
         for panel in panels:
@@ -346,7 +335,7 @@ def assemble(
             value = None if math.isnan(newest) else newest
             if value is not None or (panel.of in (kind, Of.BOTH) and kind and panel.merge is not Merge.NONE):
                 values[panel.name] = _reading(panel, entity.get("instance"), newest, moment)
-        readings.append(EntityReading({**moment.identities.get(entity, {}), **entity.as_dict()}, values))
+        readings.append(EntityReading({**moment.identities.get(entity, {}), **entity.as_dict()}, values, called))
     return readings
 
 

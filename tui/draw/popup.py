@@ -11,7 +11,7 @@ from tui.draw.tiles import style_of
 from tui.panels import BY_NAME, PANELS
 from tui.provenance import Provenance
 from tui.quantity import age, clock, text_of
-from tui.reading import EntityReading, entity_name
+from tui.reading import EntityReading
 from tui.vocabulary import vocabulary
 
 _MOST_INPUTS = 12
@@ -77,7 +77,7 @@ def provenance_lines(origin: Provenance | None, row: EntityReading, panel_name: 
     lines: list[Line] = [[(panel.title, "strong"), (f"  {panel.name}", "muted")]]
     lines += wrapped(panel.meaning, width)
     lines.append([])
-    who = entity_name(row.labels) if row.labels else "all engines together"
+    who = row.name if row.labels else "all engines together"
     lines.append([("of        ", "muted"), (who, "strong")])
     if reading is not None:
         text = text_of(reading.value, panel.unit)

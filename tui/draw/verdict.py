@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tui.cursor import Cursor, Mode
 from tui.draw.canvas import Canvas, Glyphs, width_of
+from tui.names import entity_name
 from tui.quantity import age, clock, percent
-from tui.reading import entity_name
 from tui.snapshot import Snapshot, SourceView
 
 if TYPE_CHECKING:
