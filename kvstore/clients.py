@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kvstore.arena import Arena
 from kvstore.descriptors import MAX_CLIENTS, limit, most_clients
-from kvstore.errors import BadRequest, StagingRejected
+from kvstore.errors import BadRequest, ClientUnknown, StagingRejected
 
 _MAX_REFUSED = 65_536
 MAX_TOLD = 64
@@ -121,10 +121,10 @@ class Clients:
         client.leave()
 
     def known(self, number: int) -> Connected:
-        """The client of that number, which has just shown that it lives; raises `BadRequest`."""
+        """The client of that number, which has just shown that it lives; raises `ClientUnknown`."""
         client = self._by_number.get(number)
         if client is None:
-            raise BadRequest("unknown client: come through the shard's door first (its connection may have ended)")
+            raise ClientUnknown("unknown client: come through the shard's door first (its connection may have ended)")
         client.heartbeat = time.monotonic()
         return client
 

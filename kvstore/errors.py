@@ -120,6 +120,14 @@ class EpochStale(StoreError):
     reason = "epoch"
 
 
+class ClientUnknown(StoreError):
+    """The shard has forgotten this client, which it did not hear of for long, and has done nothing of what it asked.
+    `Link` comes in again by itself; only who names another's number is told."""
+
+    code = 16
+    reason = "client"
+
+
 class LogFailed(StoreError):
     """The log could not be written or flushed; the shard stops, since what was acknowledged may not be durable."""
 

@@ -14,7 +14,7 @@ from kvstore.calls.frames import FrameCalls
 from kvstore.clock import LamportClock
 from kvstore.deadline import Deadline
 from kvstore.describe import describe
-from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StoreError
+from kvstore.errors import BadRequest, ClientUnknown, DeadlineExceeded, ShardUnavailable, StoreError
 from kvstore.layout import Layout
 from kvstore.security import Access
 from kvstore.transport import Peer, Transport
@@ -77,11 +77,7 @@ class Link:
             return self.peer
         if self.left:
             raise ShardUnavailable(f"shard {self._who()} is no member of the store any more")
-        try:
-            async with asyncio.timeout(deadline.left_s):
-                await self._connecting.acquire()
-        except TimeoutError:
-            raise self._silent(deadline) from None
+        await self._my_turn(deadline)
         try:
             if not self.up:
                 await self.drop()
@@ -96,7 +92,8 @@ class Link:
 
         `ShardUnavailable` when the process is gone or does not answer in time; for a put or append
         `DeadlineExceeded` in the latter case: it may have been done. What cannot be done twice is sent again only
-        where it was surely not received.
+        where it was surely not received. Where the shard has forgotten us (it has not heard of us for long, as over a link
+        that was down) we come in again, and ask again.
         """
         while True:
             peer = await self.ensure(deadline)
@@ -115,6 +112,9 @@ class Link:
             if self.heard is not None:
                 self.heard(wire.epoch_of(data))
             self._clock.merge(clock)
+            if isinstance(answer, ClientUnknown) and not client and not deadline.passed:
+                await self._leave(peer, deadline)
+                continue
             if isinstance(answer, StoreError):
                 raise answer
             return answer
@@ -129,6 +129,23 @@ class Link:
             peer.close()
         if calls is not None:
             await calls.close()
+
+    async def _leave(self, peer: Peer, deadline: Deadline) -> None:
+        """The shard does not know us by this peer any more: `ensure` is to come in again."""
+        await self._my_turn(deadline)
+        try:
+            if self.peer is peer:
+                await self.drop()
+        finally:
+            self._connecting.release()
+
+    async def _my_turn(self, deadline: Deadline) -> None:
+        """Returns with `_connecting` held."""
+        try:
+            async with asyncio.timeout(deadline.left_s):
+                await self._connecting.acquire()
+        except TimeoutError:
+            raise self._silent(deadline) from None
 
     async def use(self, calls: Calls) -> None:
         """Ask over `calls` from now on, until the connection is made anew (for benches and tests)."""

@@ -123,7 +123,7 @@ class Clients:
             if chunk is not None and chunk.tokens >= tokens:
                 if session is not None:
                     shard.pool.hold(chunk, session.number)
-                    session.chunks.setdefault(shard.name, set()).add(key)
+                    session.chunks.setdefault(shard.name, {})[key] = None
                 continue
             if chunk is not None:  # the tail moves on: its blocks are written anew
                 shard.append(now)

@@ -30,10 +30,11 @@ class Chunk:
     holders: set[int] = field(default_factory=set)
     leased_until: float = float("-inf")
     pins: int = 0
+    blocks: int = field(init=False)
+    """How many; asked so often that it is not summed each time. Runs may move, not grow."""
 
-    @property
-    def blocks(self) -> int:
-        return sum(length for _first, length in self.runs)
+    def __post_init__(self) -> None:
+        self.blocks = sum(length for _first, length in self.runs)
 
 
 class StorePool:

@@ -41,13 +41,14 @@ class StoreConfig:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A live session on its home shard; ``chunks`` are what it holds, by shard name."""
+    """A live session on its home shard; ``chunks`` are the keys of what it holds, by shard name: in the order in which
+    it came to hold them, since a set's order is another in each process."""
 
     number: int
     kind: str
     ttl: float
     last_use: float
-    chunks: dict[str, set[str]] = field(default_factory=dict)
+    chunks: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def idle(self, now: float) -> bool:
         return now - self.last_use > min(SETTLED_S, self.ttl / 2)
@@ -174,7 +175,7 @@ class StoreShard:
         self.operation("put", now, 8e-5 + pull + publish + sync, wait=log)
         chunk.last_use = now
         if holder is not None:
-            holder.chunks.setdefault(self.name, set()).add(key)
+            holder.chunks.setdefault(self.name, {})[key] = None
         return True
 
     def append(self, now: float) -> None:

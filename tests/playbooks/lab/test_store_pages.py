@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -10,7 +13,6 @@ import pytest
 
 from kvstore import meters as real
 from playbooks.lab import store_meters as simulated
-from playbooks.lab.compose import compose
 from playbooks.lab.shelf import Shelf
 from playbooks.lab.store_meters import ShardMeters
 from playbooks.lab.store_pages import shard_families
@@ -119,6 +121,21 @@ def test_counters_only_grow_but_for_a_restart(name: str, shelf: Shelf) -> None:
     assert ("kv_operations" in falls) == (name == "store-healthy-restart")
 
 
-def test_the_same_seed_gives_the_same_store() -> None:
-    assert compose("store-pool-leak", 2) == compose("store-pool-leak", 2)
-    assert compose("store-pool-leak", 2).text != compose("store-pool-leak", 3).text
+COMPOSED = """
+import hashlib, sys
+from playbooks.lab.compose import compose
+print(hashlib.sha256(compose(sys.argv[1], int(sys.argv[2])).text.encode()).hexdigest())
+"""
+
+
+def composed_elsewhere(name: str, seed: int, hashing: str) -> str:
+    """What a process composes in which strings have other hashes."""
+    environment = {**os.environ, "PYTHONHASHSEED": hashing}
+    words = [sys.executable, "-c", COMPOSED, name, str(seed)]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
+
+
+def test_the_same_seed_gives_the_same_store_in_every_process() -> None:
+    first = composed_elsewhere("store-ttl-too-short", 2, "0")
+    assert composed_elsewhere("store-ttl-too-short", 2, "1") == first
+    assert composed_elsewhere("store-ttl-too-short", 3, "0") != first
