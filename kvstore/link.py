@@ -92,8 +92,8 @@ class Link:
 
         `ShardUnavailable` when the process is gone or does not answer in time; for a put or append
         `DeadlineExceeded` in the latter case: it may have been done. What cannot be done twice is sent again only
-        where it was surely not received. Where the shard has forgotten us (it has not heard of us for long, as over a link
-        that was down) we come in again, and ask again.
+        where it was surely not received. Where the shard has forgotten us (it has not heard of us for long, as over a
+        link that was down) we come in again, and ask again.
         """
         while True:
             peer = await self.ensure(deadline)

@@ -23,7 +23,7 @@ from kvstore.calls.frames import FrameServer
 from kvstore.calls.turns import Turns
 from kvstore.clients import Clients, Connected
 from kvstore.door import PROTOCOL, Door, clear_the_way, refusal
-from kvstore.errors import BadRequest, LogFailed, ShardUnavailable, StoreError
+from kvstore.errors import BadRequest, ClientUnknown, LogFailed, ShardUnavailable, StoreError
 from kvstore.peers import Peers
 from kvstore.security import Refusals
 from kvstore.settings import Settings, default_run_dir, make_run_dir
@@ -330,7 +330,7 @@ class ShardServer:
             return wire.pack_reply(self.shard.clock.now, reply, self._epoch)
         except StoreError as error:
             self._noticed(error)
-            if isinstance(error, BadRequest):
+            if isinstance(error, BadRequest | ClientUnknown):
                 self.refusals.note("request", "a request", str(error))
             return wire.pack_error(self.shard.clock.now, error, self._epoch)
         except Exception:
