@@ -24,8 +24,8 @@ from kvstore.client import Client
 from kvstore.cluster import LocalCluster
 from kvstore.errors import (
     BadRequest,
-    ClientUnknown,
     ChecksumMismatch,
+    ClientUnknown,
     LayoutMismatch,
     LogFailed,
     ShardUnavailable,
