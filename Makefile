@@ -27,7 +27,9 @@ help:
 demo: $(VENV)/.store
 	@$(BIN)/kvtop demo
 
-test: lint unit
+# Two at a time: mypy's minute and PyTorch's unpacking use one core each.
+test:
+	@$(MAKE) --no-print-directory -j2 lint unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -88,7 +90,7 @@ TORCH ?= torch==2.13.0+cpu
 TRITON ?= triton>=3.6,<3.10
 $(VENV)/.torch: pyproject.toml $(VENV)/.dev
 	@echo "installing $(TORCH) and Triton into $(VENV)"
-	@$(PIP) install '$(TORCH)' '$(TRITON)' 2>/dev/null || \
+	@$(PIP) install --no-compile '$(TORCH)' '$(TRITON)' 2>/dev/null || \
 		echo "pip finds no $(TORCH): the tests of the kernels will skip (PIP_EXTRA_INDEX_URL names an index of CPU builds)"
 	@touch $@
 
