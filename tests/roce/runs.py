@@ -62,7 +62,7 @@ RUNS = (
         fault="note stop; kill -STOP $shard; sleep 15; kill -CONT $shard; note cont",
     ),
     Run("delay", "2 ms delay on what the client sends (netem on b)", netem={"b": "delay 2ms"}),
-    Run("killed", "the shard is killed (SIGKILL)", fault="note kill; kill -KILL $shard", ends=True),
+    Run("killed", "the shard is killed (SIGKILL)", 50.0, fault="note kill; kill -KILL $shard", after_s=15.0, ends=True),
     Run(
         "tcp",
         "UCX_TLS=tcp on both sides",
