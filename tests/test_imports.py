@@ -31,6 +31,7 @@ GATED = (
     "kvstore.bench.steps",
     "kvstore.kernels",
     "kvstore.device",
+    "playbooks.lab.live.decode",
 )
 
 

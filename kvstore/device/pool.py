@@ -54,7 +54,8 @@ class DevicePool:
     `[rows]` are int32. A block is one row's. Raises `BadRequest` and `PoolExhausted`, before anything has changed.
 
     `bitmap="naive"` reads booleans back for each allocation, `table="upload"` sends each row's change by itself: the
-    faults `bitmap-sync` and `block-table-upload`, to be measured against.
+    faults `bitmap-sync` and `block-table-upload`, to be measured against. `crossing`: another way to the device than
+    `device` and `meters` say.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class DevicePool:
         bitmap: Literal["packed", "naive"] = "packed",
         table: Literal["batched", "upload"] = "batched",
         meters: Meters | None = None,
+        crossing: Crossing | None = None,
     ) -> None:
         if min(blocks, rows, columns) < 1 or rows * columns > np.iinfo(np.int32).max:
             raise BadRequest(f"a pool of {blocks} blocks with a table of {rows} × {columns} cannot be")
@@ -75,7 +77,7 @@ class DevicePool:
             raise BadRequest(f"bitmap is packed or naive, table batched or upload: not {bitmap!r} and {table!r}")
         self.layout = layout
         self.blocks = blocks
-        self.crossing = Crossing(device, meters)
+        self.crossing = crossing or Crossing(device, meters)
         where = self.crossing.device
         shape = (layout.layers * layout.head_groups, blocks, *layout.block_shape)
         # Not `empty`: what a masked kernel multiplies by zero must not be a NaN that somebody left there.

@@ -66,7 +66,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _scenarios() -> dict[str, Scenario]:
-    from playbooks.lab.live import scenes, scenes_nixl  # noqa: F401 - they register theirs
+    from playbooks.lab.live import scenes, scenes_decode, scenes_nixl  # noqa: F401 - they register theirs
     from playbooks.lab.live.plan import SCENARIOS
 
     return SCENARIOS
@@ -120,6 +120,8 @@ def _run(args: argparse.Namespace) -> int:
     else:
         show(as_text(outcome.diagnosis))
         show("")
+        if outcome.stand_in:
+            show(f"stand-in: {outcome.stand_in}")
         show(_verdict_line(outcome))
     return outcome.diagnosis.exit_code()
 

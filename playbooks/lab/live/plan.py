@@ -12,6 +12,7 @@ from playbooks.lab.scenarios import Truth
 
 if TYPE_CHECKING:
     from kvstore.layout import Layout
+    from playbooks.lab.live.loops import LoopPlan
     from playbooks.lab.live.rig import Rig
 
 SHARDS = 4
@@ -80,7 +81,7 @@ class Scenario:
 
     name: str
     says: str
-    build: Callable[[Draw], Plan]
+    build: Callable[[Draw], Plan | LoopPlan]
     needs: tuple[str, ...] = ()
     stand_in: str = ""
     """What stands in for the real thing on this host, said in the list and in the report."""
@@ -92,7 +93,7 @@ SCENARIOS: dict[str, Scenario] = {}
 def scenario(name: str, says: str, *, needs: tuple[str, ...] = (), stand_in: str = "") -> Callable[..., Any]:
     """Register a builder."""
 
-    def register(build: Callable[[Draw], Plan]) -> Callable[[Draw], Plan]:
+    def register(build: Callable[[Draw], Plan | LoopPlan]) -> Callable[[Draw], Plan | LoopPlan]:
         SCENARIOS[name] = Scenario(name, says, build, needs, stand_in)
         return build
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from playbooks.lab.live.rig import Outcome
@@ -51,6 +51,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "refuted": [refutation.cause for refutation in first.refuted] if first else [],
         "cause_right": result.cause,
         "member_right": result.member,
+        "stand_in": outcome.stand_in,
+        "loops": [asdict(loop) for loop in outcome.loops],
     }
 
 
