@@ -33,7 +33,7 @@ SEPARATED = {
     "pcie-downtrained-offload": {"pcie-signal-errors", "pcie-saturated-by-offload"},
     "pcie-signal-errors": {"engine-crash"},
     "launch-bound": {"hbm-bandwidth-bound", "host-cpu-starved", "pcie-saturated-by-offload", "stuck-transfer"},
-    "store-block-table-upload": {"bitmap-sync"},
+    "store-block-table-upload": {"bitmap-sync", "launch-bound"},
 }
 """By scene: which look-alikes the finding says that it is not."""
 

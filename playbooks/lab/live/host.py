@@ -41,7 +41,13 @@ def _torch() -> str:
     return "" if importlib.util.find_spec("torch") else "torch is not installed (pip install 'kvscope[cuda]')"
 
 
-_TRIALS: dict[str, Callable[[], str]] = {"cc": _compiler, "preload": _preload, "signals": _signals, "nixl": _nixl, "torch": _torch}
+_TRIALS: dict[str, Callable[[], str]] = {
+    "cc": _compiler,
+    "preload": _preload,
+    "signals": _signals,
+    "nixl": _nixl,
+    "torch": _torch,
+}
 
 
 def why_not(scenario: Scenario) -> str:

@@ -68,7 +68,7 @@ class Gpu:
         work()
         done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(self.name))
-        return done.synchronize
+        return lambda: done.synchronize()
 
     def crossing(self, meters: Meters) -> Crossing:
         return Crossing(self.name, meters)
