@@ -106,6 +106,38 @@ def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], words: str) -
         paged_decode(**{**call, **change})
 
 
+def apart(given: Any) -> Any:
+    """Equal values, every second element of something larger."""
+    return torch.stack([given, torch.ones_like(given)], -1)[..., 0]
+
+
+@pytest.mark.parametrize(("form", "place"), [("tables", 3), ("tables", 4), ("csr", 3), ("csr", 4), ("csr", 5)])
+def test_pages_that_are_not_contiguous_are_refused(form: str, place: int) -> None:
+    """The kernel would read what lies between their elements; a broadcast one it would read past its end."""
+    operator, call = (paged_decode, list(given())) if form == "tables" else (paged_decode_csr, list(csr_given()))
+    call[place] = apart(call[place])
+    with pytest.raises(BadRequest, match="contiguous"):
+        operator(*call)
+    call[place] = call[place][..., :1].expand(call[place].shape)
+    with pytest.raises(BadRequest, match="contiguous"):
+        operator(*call)
+
+
+def test_rows_of_a_block_table_may_lie_apart() -> None:
+    query, keys, values, tables, *rest = given()
+    wide = torch.cat([tables, torch.full_like(tables, 1 << 30)], 1)[:, : tables.shape[1]]
+    torch.testing.assert_close(paged_decode(query, keys, values, wide, *rest), paged_decode(*given()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["key_scale", "value_scale"])
+def test_scales_may_lie_apart_or_be_one_for_all_heads(name: str) -> None:
+    scales = torch.tensor([0.5, 99.0, 1.75, 99.0], device=DEVICE)[::2]
+    for scale in (scales, torch.tensor(0.5, device=DEVICE).expand(2)):
+        expected = paged_decode(*given(), **{name: scale.contiguous()})
+        torch.testing.assert_close(paged_decode(*given(), **{name: scale}), expected, rtol=0, atol=0)
+    assert not torch.equal(expected, paged_decode(*given(), **{name: scales}))
+
+
 def test_tensors_of_several_devices_are_refused() -> None:
     call = scene((3, 0, 20), q_len=2)
     with pytest.raises(BadRequest, match="tables on meta: one device is needed"):

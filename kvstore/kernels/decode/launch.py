@@ -93,9 +93,14 @@ def arguments(call: Call, out: torch.Tensor, sums: torch.Tensor, splits: int) ->
         "key_block": keys.stride(0), "key_token": keys.stride(1), "key_head": keys.stride(2),
         "value_block": values.stride(0), "value_token": values.stride(1), "value_head": values.stride(2),
         "table_row": pages.tables.stride(0) if pages.indptr is None else 0,
-        "key_scale_head": int(key_scale.numel() > 1), "value_scale_head": int(value_scale.numel() > 1),
+        "key_scale_head": _step(call.key_scale), "value_scale_head": _step(call.value_scale),
         "heads": query.shape[2],
     }  # fmt: skip
+
+
+def _step(scale: torch.Tensor | None) -> int:
+    """Elements from one KV head's scale to the next; 0 where one is everybody's."""
+    return int(scale.stride(0)) if scale is not None and scale.numel() > 1 else 0
 
 
 def constants(call: Call, tiling: Tiling, split: bool, format: str) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class Pages:
 
     `tables` int32 `[batch, max_blocks]` with `lengths` int32 `[batch]` in tokens; or, with `indptr` int32
     `[batch + 1]`, FlashInfer's CSR form: `tables` are its `indices`, `lengths` its `last_page_len`. Entries behind a
-    sequence's length may be anything; those within it must be blocks of the pool.
+    sequence's length may be anything; those within it must be blocks of the pool. All are contiguous but the rows of
+    block tables, which may lie apart.
     """
 
     tables: torch.Tensor
@@ -45,7 +46,7 @@ class Call:
     strides but the last. The query's tokens are the last `q_len` of their sequence, whose KV is in the pages already.
 
     `format` names what uint8 KV is (`e4m3`, `e5m2`); KV of a float8 dtype has its own. `key_scale`, `value_scale`:
-    float32, one element or one a KV head, which the stored numbers are multiplied by. `window` in tokens, the query's
+    float32, one element or one a KV head at any stride, which the stored numbers are multiplied by. `window` in tokens, the query's
     own among them; 0: none. `softcap`: scores become `softcap * tanh(score / softcap)`; 0: none.
     """
 
@@ -142,11 +143,20 @@ class Call:
         for name, given in (("tables", pages.tables), ("lengths", pages.lengths), ("indptr", pages.indptr)):
             if given is not None and given.dtype != torch.int32:
                 raise BadRequest(f"{name} must be int32, not {_name(given)}")
+        if pages.indptr is None:
+            flat = {"lengths": pages.lengths}
+        else:
+            flat = {"indptr": pages.indptr, "indices": pages.tables, "last_page_len": pages.lengths}
+        for name, given in flat.items():
+            if not given.is_contiguous():
+                raise BadRequest(f"{name} must be contiguous, not {_words(given)} with strides {list(given.stride())}")
         if pages.lengths.shape != (batch,):
             raise BadRequest(f"{batch} sequences need {batch} lengths, not {list(pages.lengths.shape)}")
         if pages.indptr is None:
-            if pages.tables.ndim != 2 or pages.tables.shape[0] != batch or pages.tables.stride(1) != 1:
+            if pages.tables.ndim != 2 or pages.tables.shape[0] != batch:
                 raise BadRequest(f"block tables must be [{batch}, max_blocks], not {_words(pages.tables)}")
+            if pages.tables.stride(1) != 1:
+                raise BadRequest(f"the rows of block tables must be contiguous: strides {list(pages.tables.stride())}")
         elif pages.tables.ndim != 1 or pages.indptr.shape != (batch + 1,):
             raise BadRequest(
                 f"CSR pages of {batch} sequences need indptr [{batch + 1}] and flat indices, "
