@@ -16,6 +16,11 @@ def require_int32(**tensors: Tensor) -> None:
     require_one_device(**tensors)
 
 
+def shapes(**tensors: Tensor) -> str:
+    """The shape of each, in words: for a refusal."""
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+
+
 def require_one_device(**tensors: Tensor) -> None:
     """Raise `BadRequest` where `tensors` lie on several devices."""
     (first, where), *others = ((name, tensor.device) for name, tensor in tensors.items())

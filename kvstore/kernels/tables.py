@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import BadRequest
-from kvstore.kernels.checks import require_int32, require_one_device
+from kvstore.kernels.checks import require_int32, require_one_device, shapes
 from kvstore.kernels.language import jit, launches, on, tl
 from kvstore.kernels.variant import Variant
 
@@ -155,13 +155,17 @@ def token_slots(
 ) -> None:
     """The slot mapping of a step: `out[offsets[i] + j]` is the slot of token `firsts[i] + j` of row `rows[i]`, else -1.
 
-    `table`, `rows` `[b]`, `firsts` `[b]`, `offsets` `[b + 1]` int32, `out` int64 `[tokens]`; `blocks` of the pool; no
-    sequence has more than `most` tokens in the step.
+    `table`, `rows` `[b]`, `firsts` `[b]`, `offsets` `[b + 1]` int32, `out` int64 `[tokens]`, all contiguous; `blocks`
+    of the pool; no sequence has more than `most` tokens in the step.
     """
     require_int32(table=table, rows=rows, firsts=firsts, offsets=offsets)
     require_one_device(table=table, out=out)
-    if offsets.shape != (len(rows) + 1,) or firsts.shape != rows.shape or out.dtype != torch.int64:
-        raise BadRequest(f"{len(rows)} rows, {len(firsts)} first tokens, {len(offsets)} offsets, slots of {out.dtype}")
+    if table.dim() != 2 or rows.dim() != 1 or firsts.shape != rows.shape or offsets.shape != (len(rows) + 1,):
+        raise BadRequest(f"do not go together: {shapes(table=table, rows=rows, firsts=firsts, offsets=offsets)}")
+    if out.dtype != torch.int64 or out.dim() != 1 or not out.is_contiguous():
+        raise BadRequest(
+            f"out must be a contiguous int64 [tokens], not {out.dtype} {list(out.shape)}, strides {list(out.stride())}"
+        )
     if not launches(table):
         token_slots_reference(table, rows, firsts, offsets, out, blocks, block_tokens, most)
     elif len(rows) and most:

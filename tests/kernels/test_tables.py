@@ -133,14 +133,26 @@ def test_a_wrong_index_is_caught() -> None:
 def test_what_cannot_be_is_refused() -> None:
     cells, one, two = copies((table(), ints(1), ints(1, 2)))
     slots = copies((torch.zeros(2, dtype=torch.int64),))[0]
-    with pytest.raises(BadRequest, match="2 rows"):
+    with pytest.raises(BadRequest, match=r"rows \[2\], firsts \[2\], offsets \[2\]"):
         token_slots(cells, two, two, two, slots, 9, 4, 1)
+    with pytest.raises(BadRequest, match="do not go together"):
+        token_slots(cells, one[0], one[0], one, slots, 9, 4, 1)
     with pytest.raises(BadRequest, match="rows"):
         block_table_update(cells, two, one, two)
     with pytest.raises(BadRequest, match="int32"):
         block_table_update(cells, two.long(), two, two)
     with pytest.raises(BadRequest, match="do not go with"):
         page_table(cells, cells[:, 0].contiguous(), one, one, two, one, 4)
+
+
+def test_slots_go_only_into_memory_of_their_own() -> None:
+    """A kernel that took every second element for the next one would overwrite what lies between."""
+    cells, row, first, offsets = copies((filled(), ints(1), ints(0), ints(0, 4)))
+    base = torch.full((8,), -9, dtype=torch.int64, device=cells.device)
+    for wrong in (base[::2], base.reshape(4, 2).t(), base[0], base.int()):
+        with pytest.raises(BadRequest, match="out must be a contiguous int64"):
+            token_slots(cells, row, first, offsets, wrong, 24, 4, 4)
+    assert (base == -9).all()
 
 
 def test_the_operators_are_what_torch_expects() -> None:

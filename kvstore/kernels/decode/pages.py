@@ -46,8 +46,8 @@ class Call:
     strides but the last. The query's tokens are the last `q_len` of their sequence, whose KV is in the pages already.
 
     `format` names what uint8 KV is (`e4m3`, `e5m2`); KV of a float8 dtype has its own. `key_scale`, `value_scale`:
-    float32, one element or one a KV head at any stride, which the stored numbers are multiplied by. `window` in tokens, the query's
-    own among them; 0: none. `softcap`: scores become `softcap * tanh(score / softcap)`; 0: none.
+    float32, one element or one a KV head at any stride, which the stored numbers are multiplied by. `window` in tokens,
+    the query's own among them; 0: none. `softcap`: scores become `softcap * tanh(score / softcap)`; 0: none.
     """
 
     query: torch.Tensor
