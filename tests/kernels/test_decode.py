@@ -69,6 +69,13 @@ def test_window_edges(window: int) -> None:
     require_right(call, computed(call, splits=2))
 
 
+@pytest.mark.parametrize("window", [2**30, 2**31 - 9, 2**31 - 8, 2**31 - 1, 2**40])
+def test_a_window_without_an_end_is_none(window: int) -> None:
+    """Also where the sequence is shorter than the query: positions before its first token count from below 0."""
+    call = scene((1, 4, 20), kv_heads=1, q_len=8)
+    require_right(call, computed(replace(call, window=window)))
+
+
 def test_blocks_before_the_window_are_not_looked_at() -> None:
     """They may have been given away: their table entries are no blocks."""
     call = scene((150, 67), window=20, block_tokens=8)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvstore.kernels.decode.attend import attend, combine
-from kvstore.kernels.decode.pages import Call
+from kvstore.kernels.decode.pages import MOST_QUERIES, Call
 from kvstore.kernels.decode.splits import choose_splits
 from kvstore.kernels.language import interpreted
 
@@ -21,6 +21,8 @@ TILE_BYTES = 16 << 10
 """Of K, and as much of V, in a step of the loop; three stages of both fit into an sm_80's shared memory twice."""
 COMBINED = 8
 """Splits of a row that are added up at once."""
+LARGEST_WINDOW = 2**31 - 1 - MOST_QUERIES
+"""What a window of more tokens is launched as: `-MOST_QUERIES`, the kernel's lowest position, less this is an int32."""
 INTERPRETED_PROCESSORS = 2
 """What the interpreter counts as: enough for a small call to be split."""
 
@@ -88,7 +90,7 @@ def arguments(call: Call, out: torch.Tensor, sums: torch.Tensor, splits: int) ->
         "query": query, "keys": keys, "values": values, "tables": pages.tables, "lengths": pages.lengths,
         "indptr": pages.lengths if pages.indptr is None else pages.indptr,
         "key_scales": key_scale, "value_scales": value_scale, "out": out, "sums": sums,
-        "scale": call.scale, "softcap": call.softcap, "window": call.window, "splits": splits,
+        "scale": call.scale, "softcap": call.softcap, "window": min(call.window, LARGEST_WINDOW), "splits": splits,
         "query_row": query.stride(0), "query_token": query.stride(1), "query_head": query.stride(2),
         "key_block": keys.stride(0), "key_token": keys.stride(1), "key_head": keys.stride(2),
         "value_block": values.stride(0), "value_token": values.stride(1), "value_head": values.stride(2),
