@@ -213,6 +213,26 @@ def test_what_cannot_be_is_refused() -> None:
             new_bitmap(slots)
 
 
+@pytest.mark.parametrize("slots", [-5, 0, 32, 65, 40_000, 2**31 - 1])
+def test_a_size_that_the_words_do_not_have_is_refused(slots: int) -> None:
+    """40 slots are two words. Bits of a larger bitmap would be set behind them, in what lies there."""
+    words, state = new_bitmap(40, DEVICE)
+    guarded = torch.zeros(256, dtype=torch.int32, device=DEVICE)
+    guarded[:2] = words
+    given, out = ints(39, 3203).to(DEVICE), torch.zeros(1, 4, dtype=torch.int32, device=DEVICE)
+    for operator, rest in ((bitmap_free, (given, slots)), (bitmap_allocate, (ints(2).to(DEVICE), out, slots))):
+        with pytest.raises(BadRequest, match="no bitmap of"):
+            operator(guarded[:2], state, *rest)
+        with pytest.raises(BadRequest, match="no bitmap of 40 slots"):
+            operator(guarded[:2], state[:1], *rest[:-1], 40)
+        with pytest.raises(BadRequest, match="no bitmap of 40 slots"):
+            operator(guarded[:2].reshape(2, 1), state, *rest[:-1], 40)
+    with pytest.raises(BadRequest, match="flat"):
+        bitmap_count(guarded.reshape(2, 128))
+    assert guarded[2:].eq(0).all()
+    assert torch.equal(state, new_bitmap(40, DEVICE)[1])
+
+
 def test_the_operators_are_what_torch_expects() -> None:
     words, state = new_bitmap(64, DEVICE)
     counts, out = ints(3, 70).to(DEVICE), torch.zeros(2, 70, dtype=torch.int32, device=DEVICE)

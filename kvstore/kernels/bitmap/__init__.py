@@ -28,6 +28,8 @@ PATIENCE = 1024
 """Rounds over the bitmap without a single slot after which a request gives up what it was admitted for."""
 GROUP = 32
 """Words that are claimed at once: one a thread."""
+MOST_SLOTS = 2**30 - 1
+"""Of a bitmap: sums of two of its slots are still int32."""
 _FREE_BLOCK = 256
 _COUNT_BLOCK = 1024
 
@@ -48,8 +50,8 @@ __all__ = [
 
 def new_bitmap(slots: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """`words` `[ceil(slots / 32)]` and `state` `[STATE_WORDS]` int32 of a bitmap whose `slots` are all free."""
-    if not 0 < slots < 2**30:
-        raise BadRequest(f"a bitmap of {slots} slots cannot be: 1 to {2**30 - 1}, please")
+    if not 0 < slots <= MOST_SLOTS:
+        raise BadRequest(f"a bitmap of {slots} slots cannot be: 1 to {MOST_SLOTS}, please")
     words = torch.full((-(-slots // 32),), -1, dtype=torch.int32)
     if slots % 32:
         words[-1] = (1 << slots % 32) - 1
@@ -65,7 +67,8 @@ def bitmap_allocate(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, s
     All int32 and contiguous; `slots` is how many the bitmap has. A request for 0 gets nothing and is not refused.
     """
     require_int32(words=words, state=state, counts=counts, out=out)
-    if out.dim() != 2 or counts.shape != out.shape[:1] or state.shape != (STATE_WORDS,):
+    _require_bitmap(words, state, slots)
+    if out.dim() != 2 or counts.shape != out.shape[:1]:
         raise BadRequest(f"{tuple(counts.shape)} counts do not go with an answer of {tuple(out.shape)}")
     if not launches(words):
         bitmap_allocate_reference(words, state, counts, out, slots, FINEST)
@@ -87,6 +90,7 @@ def _(words: Tensor, state: Tensor, counts: Tensor, out: Tensor, slots: int) -> 
 def bitmap_free(words: Tensor, state: Tensor, slots: Tensor, total: int) -> None:
     """`slots` (any shape, int32; below 0: skipped) of the bitmap's `total` are free again."""
     require_int32(words=words, state=state, slots=slots)
+    _require_bitmap(words, state, total)
     if not launches(words):
         bitmap_free_reference(words, state, slots, total)
     elif slots.numel():
@@ -104,6 +108,8 @@ def _(words: Tensor, state: Tensor, slots: Tensor, total: int) -> None:
 def bitmap_count(words: Tensor) -> Tensor:
     """`[1]` int32: the free slots, by the bits themselves."""
     require_int32(words=words)
+    if words.dim() != 1:
+        raise BadRequest(f"words must be flat, not {list(words.shape)}")
     if not launches(words):
         return bitmap_count_reference(words)
     out = torch.zeros(1, dtype=torch.int32, device=words.device)
@@ -115,6 +121,15 @@ def bitmap_count(words: Tensor) -> Tensor:
 @bitmap_count.register_fake
 def _(words: Tensor) -> Tensor:
     return words.new_empty(1)
+
+
+def _require_bitmap(words: Tensor, state: Tensor, slots: int) -> None:
+    """Raise `BadRequest` where a bitmap of `slots` has not these words: a kernel would set bits behind them."""
+    if not 0 < slots <= MOST_SLOTS or words.shape != (-(-slots // 32),) or state.shape != (STATE_WORDS,):
+        raise BadRequest(
+            f"words {list(words.shape)} and state {list(state.shape)} are no bitmap of {slots} slots: "
+            f"it has [ceil(slots / 32)] and [{STATE_WORDS}]"
+        )
 
 
 def variants() -> list[Variant]:
