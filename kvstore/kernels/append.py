@@ -109,23 +109,34 @@ def _launch(
 def _require(
     key: Tensor, value: Tensor, cache: Tensor, slots: Tensor, key_scale: Tensor | None, value_scale: Tensor | None
 ) -> None:
-    if cache.dim() != 5 or cache.shape[1] != 2 or not cache[0].is_contiguous():
+    if cache.dim() != 5 or cache.shape[1] != 2 or 0 in cache.shape[1:]:
         raise BadRequest(f"cache must be [blocks, 2, heads, block_tokens, head_dim], not {tuple(cache.shape)}")
+    if len(cache) and not cache[0].is_contiguous():
+        raise BadRequest(f"a block of cache must be one piece of memory, not of strides {tuple(cache.stride())}")
+    if slots.dim() != 1:
+        raise BadRequest(f"slots must be [tokens], not {tuple(slots.shape)}")
     shape = (len(slots), cache.shape[2], cache.shape[4])
     if key.shape != shape or value.shape != shape or key.stride(2) != 1 or value.stride(2) != 1:
         raise BadRequest(f"key and value must be {shape}, not {tuple(key.shape)} and {tuple(value.shape)}")
     if slots.dtype != torch.int64 or not slots.is_contiguous():
         raise BadRequest(f"slots must be a contiguous int64 tensor, not {slots.dtype}")
+    if cache.is_complex() or key.is_complex() or value.is_complex():
+        raise BadRequest(f"complex numbers cannot be kept: a cache of {cache.dtype}, keys of {key.dtype}")
     if key_scale is None and value_scale is None:
         if key.dtype != cache.dtype or value.dtype != cache.dtype:
             raise BadRequest(f"a cache of {cache.dtype} takes no {key.dtype} without scales")
         return require_one_device(cache=cache, key=key, value=value, slots=slots)
-    if key_scale is None or value_scale is None or cache.dtype not in FORMATS or key.element_size() == 1:
-        raise BadRequest(f"two scales go with an 8-bit float cache and wider keys, not {cache.dtype} and {key.dtype}")
+    narrow = 1 in (key.element_size(), value.element_size())
+    if key_scale is None or value_scale is None or cache.dtype not in FORMATS or narrow:
+        raise BadRequest(
+            "two scales go with an 8-bit float cache and wider keys and values, "
+            f"not {cache.dtype}, {key.dtype} and {value.dtype}"
+        )
     for scale in (key_scale, value_scale):
         if scale.shape != cache.shape[2:3] or scale.dtype != torch.float32 or not scale.is_contiguous():
             raise BadRequest(f"a scale must be float32 [{cache.shape[2]}], not {scale.dtype} {tuple(scale.shape)}")
-    return require_one_device(cache=cache, key=key, value=value, slots=slots, key_scale=key_scale)
+    scales = {"key_scale": key_scale, "value_scale": value_scale}
+    return require_one_device(cache=cache, key=key, value=value, slots=slots, **scales)
 
 
 def variants() -> list[Variant]:

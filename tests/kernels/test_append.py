@@ -9,6 +9,7 @@ import pytest
 from tests.kernels.kernel_rig import DEVICE, DTYPES, FP8, copies, copy, ints, noise, raw, same_as, torch
 
 from kvstore.errors import BadRequest  # isort: skip
+from kvstore.kernels import append as family  # isort: skip
 from kvstore.kernels.append import append, append_reference  # isort: skip
 from kvstore.kernels.fp8 import FORMATS, encode, encode_reference  # isort: skip
 from kvstore.kernels.language import jit, tl  # isort: skip
@@ -42,6 +43,12 @@ def test_shapes_that_are_no_powers_of_two(heads: int, head_dim: int) -> None:
 def test_slots_beyond_the_cache_write_nowhere() -> None:
     *_, cache, _, _, _ = same_as(append, append_reference, *scene((20, 2**40, -(2**40))))
     assert cache.isnan().all()
+
+
+def test_a_cache_without_blocks_keeps_nothing() -> None:
+    key, value, cache, *rest = scene((0, 7))
+    for dtype in (torch.float32, FP8[0]):
+        same_as(append, append_reference, key.to(dtype), value.to(dtype), cache[:0].to(dtype), *rest)
 
 
 def test_keys_and_values_may_be_parts_of_one_projection() -> None:
@@ -96,6 +103,7 @@ def test_a_wrong_slot_is_caught() -> None:
 def test_what_cannot_be_is_refused() -> None:
     key, value, cache, slots, *_ = copies(scene((7, 8)))
     scale = torch.ones(2, device=DEVICE)
+    small = cache.to(FP8[0])
     for wrong, message in (
         ((key[:1], value, cache, slots, None, None), "key and value must be"),
         ((key, value, cache, slots.int(), None, None), "int64"),
@@ -103,10 +111,27 @@ def test_what_cannot_be_is_refused() -> None:
         ((key, value, cache, slots, scale, None), "two scales"),
         ((key, value, cache, slots, scale, scale), "8-bit float"),
         ((key, value, cache[:, :1], slots, None, None), "cache must be"),
-        ((key, value, cache.to(FP8[0]), slots, scale[:1], scale), "float32"),
+        ((key, value, small, slots, scale[:1], scale), "float32"),
+        ((key, value.to(FP8[1]), small, slots, scale, scale), "wider keys and values"),
+        ((key, value, cache[:, :, :, :0], slots, None, None), "cache must be"),
+        ((key, value, cache.transpose(2, 3).contiguous().transpose(2, 3), slots, None, None), "one piece of memory"),
+        ((key, value, cache, slots[0], None, None), "slots must be"),
+        ((key, value, cache, slots[:, None], None, None), "slots must be"),
+        ((*(given.to(torch.complex64) for given in (key, value, cache)), slots, None, None), "complex"),
     ):
         with pytest.raises(BadRequest, match=message):
             append(*wrong)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 4, 5])
+def test_tensors_of_several_devices_are_refused(place: int) -> None:
+    """By the check itself: torch sends a call with a tensor on "meta" to the fake implementation."""
+    key, value, cache, slots, *_ = copies(scene((7, 8)))
+    scale = torch.ones(2, device=DEVICE)
+    given = [key, value, cache.to(FP8[0]), slots, scale, scale]
+    given[place] = given[place].to("meta")
+    with pytest.raises(BadRequest, match="lies on meta"):
+        family._require(*given)
 
 
 def test_the_operator_is_what_torch_expects() -> None:
