@@ -98,9 +98,10 @@ def token_slots_reference(
     for row, first, begin, end in zip(rows.tolist(), firsts.tolist(), bounds, bounds[1:], strict=False):
         token = torch.arange(first, first + end - begin, device=table.device)
         column = token // block_tokens
-        known = (token >= 0) & (column < table.shape[1]) & (0 <= row < table.shape[0])
+        known = (token >= 0) & (column < table.shape[1])
         block = torch.full_like(token, -1)
-        block[known] = table[row, column[known]].long()
+        if 0 <= row < table.shape[0]:
+            block[known] = table[row, column[known]].long()
         slot = block * block_tokens + token % block_tokens
         out[begin:end] = torch.where((block >= 0) & (block < blocks), slot, -1)
 
@@ -132,8 +133,9 @@ def block_table_update(table: Tensor, rows: Tensor, columns: Tensor, values: Ten
     skipped. A value of -1 empties its cell.
     """
     require_int32(table=table, rows=rows, columns=columns, values=values)
-    if table.dim() != 2 or columns.shape != rows.shape or values.shape[:1] != rows.shape or values.dim() > 2:
-        raise BadRequest(f"{tuple(rows.shape)} rows, {tuple(columns.shape)} columns, {tuple(values.shape)} values")
+    fitting = columns.shape == rows.shape == values.shape[:1]
+    if table.dim() != 2 or rows.dim() != 1 or not fitting or values.dim() > 2:
+        raise BadRequest(f"{shapes(table=table, rows=rows, columns=columns, values=values)} do not go together")
     if not launches(table):
         block_table_update_reference(table, rows, columns, values)
     elif values.numel():
@@ -156,12 +158,13 @@ def token_slots(
     """The slot mapping of a step: `out[offsets[i] + j]` is the slot of token `firsts[i] + j` of row `rows[i]`, else -1.
 
     `table`, `rows` `[b]`, `firsts` `[b]`, `offsets` `[b + 1]` int32, `out` int64 `[tokens]`, all contiguous; `blocks`
-    of the pool; no sequence has more than `most` tokens in the step.
+    of the pool; no sequence has more than `most` tokens in the step. A row that the table has not has no blocks.
     """
     require_int32(table=table, rows=rows, firsts=firsts, offsets=offsets)
     require_one_device(table=table, out=out)
+    _require_block_tokens(block_tokens)
     if table.dim() != 2 or rows.dim() != 1 or firsts.shape != rows.shape or offsets.shape != (len(rows) + 1,):
-        raise BadRequest(f"do not go together: {shapes(table=table, rows=rows, firsts=firsts, offsets=offsets)}")
+        raise BadRequest(f"{shapes(table=table, rows=rows, firsts=firsts, offsets=offsets)} do not go together")
     if out.dtype != torch.int64 or out.dim() != 1 or not out.is_contiguous():
         raise BadRequest(
             f"out must be a contiguous int64 [tokens], not {out.dtype} {list(out.shape)}, strides {list(out.stride())}"
@@ -199,10 +202,13 @@ def page_table(
     `indices`; pages that it has no room for are left out, what lies behind the last page stays as it was. The rows
     exist, and no row has more tokens than its columns hold.
     """
-    named = {"table": table, "lengths": lengths, "rows": rows}
-    require_int32(**named, indptr=indptr, indices=indices, last_page_len=last_page_len)
-    if lengths.shape != table.shape[:1] or indptr.shape != (len(rows) + 1,) or last_page_len.shape != rows.shape:
-        raise BadRequest(f"{len(rows)} rows do not go with {len(indptr)} starts and {len(last_page_len)} last pages")
+    named = {"table": table, "lengths": lengths, "rows": rows, "indptr": indptr, "indices": indices}
+    named["last_page_len"] = last_page_len
+    require_int32(**named)
+    _require_block_tokens(block_tokens)
+    flat = table.dim() == 2 and rows.dim() == 1 and indices.dim() == 1 and lengths.shape == table.shape[:1]
+    if not flat or indptr.shape != (len(rows) + 1,) or last_page_len.shape != rows.shape:
+        raise BadRequest(f"{shapes(**named)} do not go together")
     if not len(rows):
         indptr.zero_()
     elif not launches(table):
@@ -226,6 +232,11 @@ def _(
     block_tokens: int,
 ) -> None:
     return None
+
+
+def _require_block_tokens(block_tokens: int) -> None:
+    if block_tokens < 1:
+        raise BadRequest(f"blocks of {block_tokens} tokens cannot be: 1 or more, please")
 
 
 def variants() -> list[Variant]:

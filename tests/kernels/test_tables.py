@@ -77,6 +77,13 @@ def test_a_token_without_a_block_has_no_slot() -> None:
     assert ours[4].tolist() == [14, 15, *[-1] * 8, 4, 5, 6, 7, -1, -1]
 
 
+def test_a_row_that_the_table_has_not_has_no_slots() -> None:
+    out = torch.full((5,), 77, dtype=torch.int64)
+    given = filled(), ints(7, 1, -1), ints(0, 0, 0), ints(0, 2, 3, 5), out, 24, 4, 2
+    ours = same_as(token_slots, token_slots_reference, *given)
+    assert [slot < 0 for slot in ours[4].tolist()] == [True, True, False, True, True]
+
+
 def test_many_tokens_of_one_sequence_are_several_programs() -> None:
     given = filled(2, 80), ints(1, 0), ints(5, 0), ints(0, 300, 301), torch.zeros(301, dtype=torch.int64), 160, 4, 300
     same_as(token_slots, token_slots_reference, *given)
@@ -137,12 +144,20 @@ def test_what_cannot_be_is_refused() -> None:
         token_slots(cells, two, two, two, slots, 9, 4, 1)
     with pytest.raises(BadRequest, match="do not go together"):
         token_slots(cells, one[0], one[0], one, slots, 9, 4, 1)
-    with pytest.raises(BadRequest, match="rows"):
-        block_table_update(cells, two, one, two)
+    for rows, columns, values in ((two, one, two), (one[0], one[0], one[0]), (one, two, one), (one, one, cells[None])):
+        with pytest.raises(BadRequest, match="do not go together"):
+            block_table_update(cells, rows, columns, values)
     with pytest.raises(BadRequest, match="int32"):
         block_table_update(cells, two.long(), two, two)
-    with pytest.raises(BadRequest, match="do not go with"):
-        page_table(cells, cells[:, 0].contiguous(), one, one, two, one, 4)
+    lengths = cells[:, 0].contiguous()
+    for wrong in ((lengths, one, one, two, one), (lengths, one, two, cells, one), (lengths, one[0], two, one, one[0])):
+        with pytest.raises(BadRequest, match="do not go together"):
+            page_table(cells, *wrong, 4)
+    for size in (0, -4):
+        with pytest.raises(BadRequest, match=f"blocks of {size} tokens"):
+            page_table(cells, lengths, one, two, two, one, size)
+        with pytest.raises(BadRequest, match=f"blocks of {size} tokens"):
+            token_slots(cells, one, one, two, slots, 9, size, 1)
 
 
 def test_slots_go_only_into_memory_of_their_own() -> None:
