@@ -93,6 +93,8 @@ def test_an_empty_batch() -> None:
         ({"format": "e4m3"}, "for uint8 KV, not for float32"),
         ({"format": "int4"}, "cannot be read as 'int4'"),
         ({"window": -1}, "cannot be below 0"),
+        *(({"softcap": wrong}, "is neither 0 ") for wrong in (-1.0, float("nan"), float("inf"), 1e-40, 1e39)),
+        *(({"scale": wrong}, f"scale {wrong} is no finite") for wrong in (float("nan"), float("-inf"))),
         ({"splits": 129}, "129 splits"),
     ],
 )  # fmt: skip

@@ -12,10 +12,13 @@ BLOCK_TOKENS = (8, 16, 32, 64, 128)
 HEAD_DIMS = (64, 256)
 """The smallest and the largest head dimension; smaller ones work, padded to 16."""
 MOST_QUERIES = 8
+SOFTCAPS = (1e-30, 1e30)
+"""The smallest and the largest: twice their inverse and log2(e) of each are float32."""
 
 FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 FORMATS = ("", "e4m3", "e5m2")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Call:
 
     `format` names what uint8 KV is (`e4m3`, `e5m2`); KV of a float8 dtype has its own. `key_scale`, `value_scale`:
     float32, one element or one a KV head at any stride, which the stored numbers are multiplied by. `window` in tokens,
-    the query's own among them; 0: none. `softcap`: scores become `softcap * tanh(score / softcap)`; 0: none.
+    the query's own among them; 0: none. `softcap`: scores become `softcap * tanh(score / softcap)`; 0: none. It and
+    `scale` are finite.
     """
 
     query: torch.Tensor
@@ -82,8 +86,12 @@ class Call:
                 continue
             if given.dtype != torch.float32 or given.ndim > 1 or given.numel() not in (1, self.keys.shape[2]):
                 raise BadRequest(f"{name} must be float32, one number or one a KV head, not {_words(given)}")
-        if self.window < 0 or self.softcap < 0:
-            raise BadRequest(f"window {self.window} and softcap {self.softcap} cannot be below 0")
+        if self.window < 0:
+            raise BadRequest(f"a window of {self.window} tokens cannot be below 0")
+        if self.softcap and not SOFTCAPS[0] <= self.softcap <= SOFTCAPS[1]:
+            raise BadRequest(f"softcap {self.softcap} is neither 0 (none) nor from {SOFTCAPS[0]:g} to {SOFTCAPS[1]:g}")
+        if not abs(self.scale) <= _LARGEST:
+            raise BadRequest(f"scale {self.scale} is no finite float32")
         return self
 
     def _require_device(self) -> None:
