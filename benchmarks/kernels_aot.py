@@ -4,7 +4,7 @@
 
 Compiles every variant ahead of time with triton's own assembler and reads the machine code. Prints the table and writes
 benchmarks/results/kernels-aot-DATE.md. Ends with 1 if a kernel spills, does not compile, or has no access of 16 bytes
-where it should; with 2 where nothing can be compiled.
+where it should; with 2 where nothing can be compiled, or what is asked for cannot be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kvstore.errors import BadRequest
-from kvstore.kernels.ahead import TARGETS, Compiled, compile_apart
+from kvstore.kernels.ahead import KNOWN, TARGETS, Compiled, compile_apart
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -71,13 +71,13 @@ def report(found: Sequence[Compiled], seconds: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--targets", default=",".join(TARGETS), help=f"of {', '.join(KNOWN)}")
+    parser.add_argument("--workers", type=int, default=2, help="processes that compile, 1 or more")
     parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args(arguments)
     begun = time.monotonic()
     try:
-        found = compile_apart(given.targets.split(","), max(1, given.workers))
+        found = compile_apart(list(dict.fromkeys(given.targets.split(","))), given.workers)
     except (BadRequest, RuntimeError) as error:
         print(f"kernels_aot: {error}", file=sys.stderr)
         return 2

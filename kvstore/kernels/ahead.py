@@ -28,6 +28,9 @@ from kvstore.kernels.variant import Variant
 
 TARGETS = ("sm_80", "sm_90", "sm_100")
 """A100; H100 and H200; B200."""
+KNOWN = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+"""What can be asked for: of the architectures that triton's assembler lists, those since 8.0, triton's oldest. For
+others the compiler has no clear word: LLVM ends the process where it cannot select an instruction."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def all_variants() -> list[tuple[str, Variant]]:
 def compile_all(target: str, part: int = 0, parts: int = 1) -> list[Compiled]:
     """Every variant that `target` (`"sm_90"`) can have, or every `parts`-th of them, from `part` on."""
     _require_compiler()
+    _capability(target)
     there = [(family, variant) for family, variant in all_variants() if variant.exists_on(target)]
     return [compile_one(family, variant, target) for family, variant in there[part::parts]]
 
@@ -100,8 +104,13 @@ def compile_one(family: str, variant: Variant, target: str) -> Compiled:
 def compile_apart(targets: Sequence[str] = TARGETS, workers: int = 2) -> list[Compiled]:
     """`compile_all` for each of `targets` in `workers` processes without the interpreter, sorted by name and target.
 
-    Raises `BadRequest` where torch or triton is missing, `RuntimeError` with what a process said last when it fails.
+    Raises `BadRequest` where torch or triton is missing, for a target that is not `KNOWN` and without a worker;
+    `RuntimeError` with what a process said last when it fails.
     """
+    for target in targets:
+        _capability(target)
+    if workers < 1:
+        raise BadRequest(f"{workers} workers compile nothing: 1 or more, please")
     for needed in ("torch", "triton"):
         if importlib.util.find_spec(needed) is None:
             raise BadRequest(f"nothing to compile with: {needed} is not installed (pip install 'kvscope[cuda]')")
@@ -135,10 +144,17 @@ def _compile(variant: Variant, target: str) -> Any:
 
 
 def _capability(target: str) -> int:
-    number = target.removeprefix("sm_")
-    if number == target or not number.isdigit():
-        raise BadRequest(f"target {target!r} is no architecture of NVIDIA's: sm_80, sm_90, sm_100 …")
-    return int(number)
+    if target not in KNOWN:
+        raise BadRequest(f"target {target!r} is none that kernels are compiled for: {', '.join(KNOWN)}")
+    return int(target.removeprefix("sm_"))
+
+
+def _share(text: str) -> tuple[int, int]:
+    """`0/2` → (0, 2)."""
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: 0/2 and 1/2 are the two of two")
+    return int(part), int(parts)
 
 
 def _require_compiler() -> None:
@@ -154,15 +170,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """JSON lines on stdout; 2 for what cannot be asked."""
     parser = argparse.ArgumentParser(prog="python -m kvstore.kernels.ahead", description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", default=list(TARGETS))
-    parser.add_argument("--part", default="0/1", help="which share of the kernels, as 0/2")
+    parser.add_argument(
+        "--part", default=(0, 1), type=_share, metavar="PART/PARTS", help="which share of the kernels, as 0/2"
+    )
     given = parser.parse_args(arguments)
     try:
-        part, parts = (int(number) for number in given.part.split("/"))
         for target in given.targets:
-            _capability(target)
-            for compiled in compile_all(target, part, parts):
+            for compiled in compile_all(target, *given.part):
                 print(json.dumps(asdict(compiled)), flush=True)
-    except (BadRequest, ValueError) as error:
+    except BadRequest as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0

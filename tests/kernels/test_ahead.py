@@ -82,11 +82,33 @@ def test_a_copy_that_knows_nothing_of_its_alignment_is_caught() -> None:
 
 
 def test_what_cannot_be_compiled_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ahead.main(["gfx942"]) == 2
-    assert "no architecture of NVIDIA's" in capsys.readouterr().err
     if ahead_is_interpreted():
         with pytest.raises(BadRequest, match="interpreter"):
             ahead.compile_all("sm_90")
+        assert ahead.main(["sm_90"]) == 2
+        assert "interpreter" in capsys.readouterr().err
+    for share in ("0/0", "2/2", "-1/2", "1", "a/b"):
+        with pytest.raises(SystemExit, match="2"):
+            ahead.main([f"--part={share}"])
+        assert "is no share" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["gfx942", "sm_10", "sm_70", "sm_999", "sm_90a", "90", ""])
+def test_a_target_that_is_none_is_refused_before_anything_is_compiled(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_require_compiler", lambda: None)
+    monkeypatch.setattr(ahead.subprocess, "run", lambda *_, **__: pytest.fail("a compiler was started"))
+    with pytest.raises(BadRequest, match="is none that kernels are compiled for"):
+        compile_apart(("sm_90", target))
+    with pytest.raises(BadRequest, match="is none that kernels are compiled for"):
+        ahead.compile_all(target)
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_nothing_is_compiled_without_a_worker(workers: int) -> None:
+    with pytest.raises(BadRequest, match=f"{workers} workers compile nothing"):
+        compile_apart(workers=workers)
 
 
 def ahead_is_interpreted() -> bool:
