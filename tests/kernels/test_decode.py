@@ -92,6 +92,15 @@ def test_soft_cap() -> None:
     assert float((computed(without) - computed(call)).abs().max()) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("softcap", [1e-30, 0.05, 50.0, 1e4, 1e30])
+def test_a_cap_of_any_size(softcap: float) -> None:
+    """Scores of some ones, and some of exactly 0, far below the cap, near it and far above."""
+    call = scene((40,), heads=2, kv_heads=1, softcap=softcap, scale=0.4)
+    call.query[0, 0, 0] = 0.0
+    require_right(call, computed(call))
+
+
 @pytest.mark.parametrize("scale", [1e3, 1e-6])
 def test_scores_of_any_size(scale: float) -> None:
     """Softmax of thousands is one token's, of nothing their mean; neither overflows, in one part or several."""

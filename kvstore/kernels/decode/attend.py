@@ -128,8 +128,13 @@ def attend(
         k = load_states(key_base + key_at[:, None] + dims[None, :], loaded, q.dtype, FORMAT)
         scores = tl.dot(q.to(product), tl.trans(k.to(product)), input_precision=PRECISION) * scores_by
         if SOFTCAP:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1), which holds at both ends; scores carry log2(e) already.
-            scores = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / softcap)) + 1.0))
+            # tanh(x) = 1 - 2 / (exp(2x) + 1), which holds at both ends, but near 0 loses all digits of a small score
+            # under a large cap: there x - x^3/3 + 2x^5/15 (the next term is below float32). Scores carry log2(e).
+            bent = scores * (0.6931471805599453 / softcap)
+            square = bent * bent
+            near = scores * (1.0 + square * (0.13333333333333333 * square - 0.3333333333333333))
+            far = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / softcap)) + 1.0))
+            scores = tl.where(tl.abs(bent) < 0.1, near, far)
         seen = there[None, :] & (at[None, :] <= position[:, None])
         if WINDOW:
             seen = seen & (at[None, :] > position[:, None] - window)
