@@ -30,10 +30,11 @@ def update_cells(table, rows, columns, values, cells, width, n_rows, n_columns, 
     tl.store(table + row.to(tl.int64) * n_columns + column, value, mask=inside & there)
 
 
-@jit
+@jit(unspecialised=("room",))
 def slots_of_tokens(
-    table, rows, firsts, offsets, out, n_rows, n_columns, blocks, BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr
-):
+    table, rows, firsts, offsets, out, n_rows, n_columns, blocks, room,
+    BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Tokens `program_id(1) * BLOCK …` of sequence `program_id(0)`: -1 where the table has no block for one."""
     sequence = tl.program_id(0)
     begin = tl.load(offsets + sequence)
@@ -43,11 +44,12 @@ def slots_of_tokens(
     row = tl.load(rows + sequence)
     token = tl.load(firsts + sequence) + at
     column = token // BLOCK_TOKENS
-    room = tl.where((row >= 0) & (row < n_rows), n_columns, 0)
-    known = inside & (token >= 0) & (column < room)
+    there = tl.where((row >= 0) & (row < n_rows), n_columns, 0)
+    known = inside & (token >= 0) & (column < there)
     block = tl.load(table + row.to(tl.int64) * n_columns + column, mask=known, other=-1).to(tl.int64)
     slot = block * BLOCK_TOKENS + token % BLOCK_TOKENS
-    tl.store(out + begin + at, tl.where((block >= 0) & (block < blocks), slot, -1), mask=inside)
+    slot = tl.where((block >= 0) & (block < blocks), slot, -1)
+    tl.store(out + begin + at, slot, mask=inside & (begin + at >= 0) & (begin + at < room))
 
 
 @jit(unspecialised=("batch", "room"))
@@ -103,7 +105,9 @@ def token_slots_reference(
         if 0 <= row < table.shape[0]:
             block[known] = table[row, column[known]].long()
         slot = block * block_tokens + token % block_tokens
-        out[begin:end] = torch.where((block >= 0) & (block < blocks), slot, -1)
+        place = torch.arange(begin, begin + len(token), device=table.device)
+        fits = (place >= 0) & (place < len(out))
+        out[place[fits]] = torch.where((block >= 0) & (block < blocks), slot, -1)[fits]
 
 
 def page_table_reference(
@@ -158,7 +162,8 @@ def token_slots(
     """The slot mapping of a step: `out[offsets[i] + j]` is the slot of token `firsts[i] + j` of row `rows[i]`, else -1.
 
     `table`, `rows` `[b]`, `firsts` `[b]`, `offsets` `[b + 1]` int32, `out` int64 `[tokens]`, all contiguous; `blocks`
-    of the pool; no sequence has more than `most` tokens in the step. A row that the table has not has no blocks.
+    of the pool; no sequence has more than `most` tokens in the step. A row that the table has not has no blocks;
+    tokens that `out` has no place for are left out.
     """
     require_int32(table=table, rows=rows, firsts=firsts, offsets=offsets)
     require_one_device(table=table, out=out)
@@ -174,7 +179,7 @@ def token_slots(
     elif len(rows) and most:
         with on(table):
             slots_of_tokens[(len(rows), -(-most // _CELLS))](
-                table, rows, firsts, offsets, out, *table.shape, blocks,
+                table, rows, firsts, offsets, out, *table.shape, blocks, len(out),
                 BLOCK_TOKENS=block_tokens, BLOCK=_CELLS, num_warps=4,
             )  # fmt: skip
 
@@ -244,7 +249,7 @@ def variants() -> list[Variant]:
     table = {"table": "*i32", "rows": "*i32"}
     sizes = {"n_rows": "i32", "n_columns": "i32"}
     update = table | {"columns": "*i32", "values": "*i32", "cells": "i32", "width": "i32"} | sizes
-    slots = table | {"firsts": "*i32", "offsets": "*i32", "out": "*i64"} | sizes | {"blocks": "i32"}
+    slots = table | {"firsts": "*i32", "offsets": "*i32", "out": "*i64"} | sizes | {"blocks": "i32", "room": "i32"}
     pages = {"table": "*i32", "lengths": "*i32", "rows": "*i32", "indptr": "*i32", "indices": "*i32"}
     pages |= {"last_page_len": "*i32", "batch": "i32", "n_columns": "i32", "room": "i32"}
     fixed = {"BLOCK_TOKENS": 16, "BLOCK": _CELLS}

@@ -84,6 +84,15 @@ def test_a_row_that_the_table_has_not_has_no_slots() -> None:
     assert [slot < 0 for slot in ours[4].tolist()] == [True, True, False, True, True]
 
 
+def test_tokens_without_a_place_are_left_out() -> None:
+    """Offsets that lie must not be written through: what is behind the answer is somebody else's."""
+    given = filled(), ints(2, 1), ints(0, 0), ints(-1, 2, 9), torch.full((4,), -9, dtype=torch.int64), 24, 4, 7
+    same_as(token_slots, token_slots_reference, *given)
+    *before, base = copies((*given[:4], torch.full((12,), -9, dtype=torch.int64)))
+    token_slots(*before, base[2:6], *given[5:])
+    assert (base == -9).tolist() == [True] * 2 + [False] * 4 + [True] * 6
+
+
 def test_many_tokens_of_one_sequence_are_several_programs() -> None:
     given = filled(2, 80), ints(1, 0), ints(5, 0), ints(0, 300, 301), torch.zeros(301, dtype=torch.int64), 160, 4, 300
     same_as(token_slots, token_slots_reference, *given)
