@@ -6,7 +6,8 @@
 Needs torch, triton and numpy; what else is missing comes from a folder of wheels that `make gpu-wheels` fills, without
 a network. Results go to DIR ($OUT, else benchmarks/results; with --cpu nowhere unless told), a short table comes last.
 Ends with 0 when nothing is wrong (an aim that is missed is marked, not wrong), 1 when a number is wrong, a section
-failed or one was not finished in its time (the last line says which), 2 for what cannot be asked or run here.
+failed or one was not begun or not finished in its time, or everything was skipped (the last line says which), 2 for
+what cannot be asked or run here.
 `--wrong KERNEL` breaks one kernel, to see that it is found.
 """
 
@@ -25,6 +26,7 @@ from types import FrameType
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MOST_S = 24 * 3600.0
+MOST_SEED = (1 << 32) - 1
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 from gpu import ops, wheels  # noqa: E402 - a script's neighbours
@@ -39,7 +41,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="SECTION,…", help="some sections only")
     parser.add_argument("--out", type=Path, help="folder of the results (default: $OUT, else benchmarks/results)")
     parser.add_argument("--wheels", type=Path, default=ROOT / "wheels", help="folder of wheels (default: wheels)")
-    parser.add_argument("--seed", type=int, help="of the random inputs (default: a new one each time)")
+    parser.add_argument("--seed", type=int, help="of the random inputs, 0 … 2**32 - 1 (default: a new one)")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds for all (%(default)g)")
     parser.add_argument("--wrong", choices=ops.NAMES, default="", metavar="KERNEL", help="break one kernel on purpose")
     return parser.parse_args(words)
@@ -78,6 +80,8 @@ def check(given: argparse.Namespace) -> int:
     began = time.monotonic()
     if not 0 < given.limit <= MOST_S:
         raise ValueError(f"--limit {given.limit:g}: seconds are expected, more than 0 and at most {MOST_S:g}")
+    if given.seed is not None and not 0 <= given.seed <= MOST_SEED:
+        raise ValueError(f"--seed {given.seed}: 0 … {MOST_SEED} can be")
     sections = named(given.only)
     with tempfile.TemporaryDirectory(prefix="kvscope-wheels-") as unpacked:
         taken = wheels.use(given.wheels, Path(unpacked))

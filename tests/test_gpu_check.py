@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,11 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-from gpu import kineto, runner, wheels  # noqa: E402 - a script's parts
+import gpu_check  # noqa: E402 - a script
+from gpu import kineto, runner, wheels  # noqa: E402 - and its parts
+from gpu.check import Check  # noqa: E402
 from gpu.results import exit_code, table, write  # noqa: E402
 from gpu.rows import FAILED, MET, MISSED, RIGHT, SKIPPED, UNFINISHED, WRONG, Row  # noqa: E402
 from gpu.runner import Found, Orders, Runner  # noqa: E402
 from gpu.sections import SECTIONS, Section, named  # noqa: E402
+from gpu.tally import Tally  # noqa: E402
 
 from tests.probes.nvml import machines  # noqa: E402
 from tests.probes.nvml.machines import Machine  # noqa: E402
@@ -241,8 +245,9 @@ def alive(pid: int) -> bool:
 def test_what_had_no_time_is_named(sections: dict[str, Section], tmp_path: Path) -> None:
     orders = Orders(cpu=True, seed=1, limit_s=1.0, paths=(str(tmp_path),))
     found = Runner(orders, lambda row: None).run([sections["well"], sections["raises"]])
-    assert [(row.section, row.state) for row in found.rows] == [("well", SKIPPED), ("raises", SKIPPED)]
-    assert exit_code(found) == 0
+    assert [(row.section, row.state) for row in found.rows] == [("well", UNFINISHED), ("raises", UNFINISHED)]
+    assert exit_code(found) == 1
+    assert table(found).splitlines()[-1] == "NOT FINISHED, and nothing is wrong so far: 2 NOT FINISHED"
 
 
 def test_what_cannot_be_run_here_is_one_line(tmp_path: Path) -> None:
@@ -294,17 +299,35 @@ def test_only_a_wrong_number_is_called_wrong_but_all_of_them_are_1(states: list[
     assert table(found).splitlines()[-1].startswith(said)
 
 
-@pytest.mark.parametrize("limit", ["nan", "-1", "0", "inf"])
-def test_a_limit_that_is_none_is_a_usage_error(limit: str) -> None:
-    done = call("--cpu", f"--limit={limit}")
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [
-        f"gpu_check.py: --limit {limit}: seconds are expected, more than 0 and at most 86400"
-    ]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((f"--limit={limit}", f"--limit {limit}: seconds are") for limit in ("nan", "-1", "0", "inf")),
+        *((f"--seed={seed}", f"--seed {seed}: 0 … 4294967295 can be") for seed in ("-1", "4294967296", "9" * 20)),
+    ],
+)
+def test_a_number_that_is_none_is_a_usage_error(words: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        gpu_check.check(gpu_check.arguments(["--cpu", words]))
 
 
 def test_nothing_checked_is_not_well() -> None:
-    assert exit_code(Found()) == 1
+    for rows in ([], [Row("a", "section", SKIPPED)]):
+        assert exit_code(Found(rows)) == 1
+        assert table(Found(rows)).splitlines()[-1].startswith("NOTHING was checked")
+
+
+def test_what_was_not_compared_for_want_of_time_is_not_finished() -> None:
+    rows: list[Row] = []
+    tally = Tally(Check("decode", True, 1, 0.0, rows.append), "paged_decode")
+    tally.leave_out(3)
+    tally.tell()
+    assert [row.state for row in rows] == [UNFINISHED]
+
+
+def test_a_run_that_only_skips_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.check(gpu_check.arguments(["--cpu", "--only", "telemetry,nsys", "--wheels", "none"])) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "NOTHING was checked: 2 skipped"
 
 
 # --- traces ---------------------------------------------------------------------------------------------------------
@@ -455,7 +478,6 @@ def test_gpm_is_read_through_the_probe(machine: Machine) -> None:
 def test_a_unit_that_is_wrong_is_a_wrong_number() -> None:
     if not HAS_KERNELS:
         pytest.skip("torch or triton is not installed (extra cuda)")
-    from gpu.check import Check
     from gpu.telemetry import compare
 
     rows: list[Row] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu.rows import FAILED, MEASURED, MET, MISSED, RIGHT, SKIPPED, WRONG, Row
+from gpu.rows import FAILED, MEASURED, MET, MISSED, RIGHT, SKIPPED, UNFINISHED, WRONG, Row
 
 
 @dataclass(slots=True)
@@ -57,6 +57,10 @@ class Check:
 
     def skipped(self, name: str, why: str) -> None:
         self.say(Row(self.section, name, SKIPPED, note=why))
+
+    def unfinished(self, name: str) -> None:
+        """What should have been compared, and had no time: nobody knows what it would have shown."""
+        self.say(Row(self.section, name, UNFINISHED, note="no time was left"))
 
     def failed(self, name: str, why: str) -> None:
         self.say(Row(self.section, name, FAILED, note=why))

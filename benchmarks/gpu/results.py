@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu.rows import BAD, FAILED, RIGHT, STATES, UNFINISHED, WRONG, Row
+from gpu.rows import BAD, FAILED, RIGHT, SKIPPED, STATES, UNFINISHED, WRONG, Row
 from gpu.runner import Found
 
 SCHEMA = "kvscope.gpu-check/1"
@@ -48,16 +48,18 @@ def verdict(found: Found) -> str:
     """One line: how many rows of each state."""
     counts = Counter(row.state for row in found.rows)
     told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    return f"{_word(counts)}: {told or 'nothing was checked'}"
+    return f"{_word(counts)}: {told}" if told else _word(counts)
 
 
 def _word(counts: Mapping[str, int]) -> str:
-    """The worst that there is; only a number that is wrong is WRONG."""
+    """The worst that there is; only a number that is wrong is WRONG, and what was only skipped is not well."""
     if counts[WRONG]:
         return "something is WRONG"
     if counts[FAILED]:
         return "something FAILED"
-    return "NOT FINISHED, and nothing is wrong so far" if counts[UNFINISHED] or not counts else "nothing is wrong"
+    if counts[UNFINISHED]:
+        return "NOT FINISHED, and nothing is wrong so far"
+    return "nothing is wrong" if any(counts[state] for state in STATES if state != SKIPPED) else "NOTHING was checked"
 
 
 def machine(facts: dict[str, Any]) -> str:
@@ -66,8 +68,8 @@ def machine(facts: dict[str, Any]) -> str:
 
 
 def exit_code(found: Found) -> int:
-    """0 when nothing is wrong and something was checked."""
-    return int(not found.rows or any(row.state in BAD for row in found.rows))
+    """0 when nothing is wrong and something was checked: what was skipped was not."""
+    return int(all(row.state == SKIPPED for row in found.rows) or any(row.state in BAD for row in found.rows))
 
 
 def write(found: Found, out: Path) -> list[Path]:

@@ -10,8 +10,8 @@ RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, FAILED, UNFINISHED = (
 )  # fmt: skip
 STATES = (RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, FAILED, UNFINISHED)
 BAD = (WRONG, FAILED, UNFINISHED)
-"""What makes the command end with 1. A missed aim does not; a section that was ended for want of time does, as nobody
-knows what it would have found."""
+"""What makes the command end with 1. A missed aim does not; what was ended or not begun for want of time does, as
+nobody knows what it would have found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Runner:
         while waiting:
             if self._left() < LEAST_S:
                 for section in waiting:
-                    self._row(Row(section.name, "section", SKIPPED, note="the run's time was over"))
+                    self._row(Row(section.name, "section", UNFINISHED, note="the run's time was over"))
                 break
             waiting = self._work(waiting)
 
@@ -121,7 +121,7 @@ class Runner:
                 worker.until = min(began + section.budget_s + GRACE_S, self._until)
                 if self._left() < LEAST_S:
                     worker.kill()
-                    self._row(Row(current, "section", SKIPPED, note="the run's time was over"))
+                    self._row(Row(current, "section", UNFINISHED, note="the run's time was over"))
                     return waiting
             elif "end" in message:
                 self.found.seconds[current] = round(time.monotonic() - began, 2)

@@ -30,7 +30,7 @@ class Tally:
         self._left_out += cases
 
     def tell(self) -> None:
-        """The row: right, WRONG, or skipped where no case was tried."""
+        """The row: right, WRONG, or not finished where no case had time."""
         note = f"{self._cases} cases" + (f", {self._left_out} left out for want of time" if self._left_out else "")
         if self._wrong:
             note = f"{len(self._wrong)} of {note} wrong, the first: {self._wrong[0]}"
@@ -38,4 +38,4 @@ class Tally:
         elif self._cases:
             self._check.right(self._name, self._worst, self._unit, note)
         else:
-            self._check.skipped(self._name, "no time was left")
+            self._check.unfinished(self._name)
