@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from probes.nvml.faults import FieldState, field_state
+from probes.nvml.faults import NO_ANSWER, FieldState, field_state, said
 
 _ANEW = 60
 """Readings after which a field that was unsupported is asked again: a mode may have been switched (policy)."""
@@ -105,7 +105,9 @@ class Asker:
         try:
             return Reply(called(*args), None)
         except self.nvml.NVMLError as error:
-            return self._without(key, field_state(int(error.value), str(error)))
+            return self._without(key, field_state(int(error.value), said(error)))
+        except NO_ANSWER:
+            return Reply(None, "failed")
         except self.nvml.NVMLLibraryMismatchError:
             return self._without(key, "unsupported")
 

@@ -36,6 +36,19 @@ _DRIVER: dict[int, tuple[str, str]] = {
 _ENDS_DRIVER = frozenset((1, 9, 18))
 
 
+NO_ANSWER = (UnicodeDecodeError, MemoryError, OverflowError)
+"""What nvidia-ml-py raises, beside its own errors, of an answer that cannot be one: a text that is no UTF-8, a count of
+things that no memory holds."""
+
+
+def said(error: Exception) -> str:
+    """An error of NVML in the driver's words, where these are a text."""
+    try:
+        return str(error)
+    except UnicodeDecodeError:
+        return "an error without a text"
+
+
 class DriverGoneError(Exception):
     """The driver as a whole cannot be asked: ``state`` is one of a source's states, the text says why."""
 

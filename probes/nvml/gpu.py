@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from probes.nvml import board, health, links, processes
-from probes.nvml.asker import Asker
-from probes.nvml.faults import DeviceLostError
+from probes.nvml.asker import Asker, Reply
+from probes.nvml.faults import NO_ANSWER, DeviceLostError, FieldState
 from probes.nvml.gpm import Gpm
 from probes.nvml.health import Xids
 from probes.nvml.names import PREFIX
@@ -32,20 +32,25 @@ class Gpu:
         self._told_s = 0.0
         self._gpm = Gpm(nvml, handle)
         self._instances: dict[int, tuple[Asker, Gpm]] = {}
+        self._without: dict[str, FieldState] = {}
         self.labels = self._labels(host)
         self.words = ""
         """A remark on the latest reading: that the device is lost, or what a container hides."""
 
     def _labels(self, host: str) -> dict[str, str]:
+        """``_without`` keeps which of them the driver did not tell, and why."""
         ask = self.ask
-        uuid = ask.reply("nvmlDeviceGetUUID").value
-        name = ask.reply("nvmlDeviceGetName").value
-        minor = ask.reply("nvmlDeviceGetMinorNumber").value
-        pci = ask.reply("nvmlDeviceGetPciInfo").value
-        bus = None if pci is None else pci.busId
-        told = {"UUID": uuid, "pci_bus_id": bus, "device": None if minor is None else f"nvidia{minor}"}
-        told |= {"modelName": name, "Hostname": host}
-        return {"gpu": str(self.index)} | {key: value for key, value in told.items() if value}
+        told = {
+            "UUID": ask.reply("nvmlDeviceGetUUID"),
+            "pci_bus_id": _bus(ask.reply("nvmlDeviceGetPciInfo")),
+            "device": ask.reply("nvmlDeviceGetMinorNumber"),
+            "modelName": ask.reply("nvmlDeviceGetName"),
+        }
+        self._without = {label: state for label, (_, state) in told.items() if state is not None}
+        labels = {label: str(value) for label, (value, state) in told.items() if state is None and value != ""}
+        if "device" in labels:
+            labels["device"] = f"nvidia{labels['device']}"
+        return {"gpu": str(self.index), **labels, "Hostname": host}
 
     def read(self, page: PageText, xids: Xids) -> bool:
         """Put the device on a page; False when it is lost: all its series but one end. Raises ``DriverGoneError``."""
@@ -61,7 +66,7 @@ class Gpu:
             return False
         out.add("lost", 0)
         out.write(page, self.labels)
-        for field, state in {**self._seldom.missing, **self.ask.missing}.items():
+        for field, state in {**self._without, **self._seldom.missing, **self.ask.missing}.items():
             page.add(f"{PREFIX}field_state", "gauge", self.labels | {"field": field, "state": state}, 1)
         return True
 
@@ -117,3 +122,11 @@ class Gpu:
         gpm.read(ask, own)
         profile = name.rpartition("MIG ")[2] if "MIG " in name else ""
         out.take(own, {"GPU_I_ID": str(number)} | ({"GPU_I_PROFILE": profile} if profile else {}))
+
+
+def _bus(told: Reply) -> Reply:
+    """Of an answer about PCI its bus id, which nvidia-ml-py decodes only now."""
+    try:
+        return told if told.state is not None else Reply(told.value.busId, None)
+    except NO_ANSWER:
+        return Reply(None, "failed")

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from probes.nvml.faults import NO_GPU, NO_PACKAGE, DeviceLostError, DriverGoneError, driver_gone
+from probes.nvml.faults import NO_ANSWER, NO_GPU, NO_PACKAGE, DeviceLostError, DriverGoneError, driver_gone, said
 from probes.nvml.gpu import Gpu
 from probes.nvml.health import Xids
 from probes.nvml.names import HELP, PREFIX
@@ -61,7 +61,7 @@ class Monitor:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
-            raise driver_gone(int(error.value), str(error)) from None
+            raise driver_gone(int(error.value), said(error)) from None
         if count == 0:
             raise DriverGoneError("unsupported", NO_GPU)
         self._nvml, self._xids = nvml, Xids(nvml)
@@ -75,7 +75,7 @@ class Monitor:
     def _version(self) -> str:
         try:
             return str(self._nvml.nvmlSystemGetDriverVersion())
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, *NO_ANSWER):
             return ""
 
     def _add(self, index: int, host: str) -> None:
@@ -84,7 +84,7 @@ class Monitor:
             gpu = Gpu(self._nvml, index, self._nvml.nvmlDeviceGetHandleByIndex(index), host)
             self._xids.listen(gpu.ask)
         except self._nvml.NVMLError as error:
-            self._refused.append(f"GPU {index} cannot be asked: {error}")
+            self._refused.append(f"GPU {index} cannot be asked: {said(error)}")
         except DeviceLostError as lost:
             self._refused.append(f"GPU {index}: {lost}")
         else:

@@ -113,5 +113,5 @@ class Machine:
     def change(self, lines: Lines) -> None:
         self.lines = {key: value for key, value in (self.lines | lines).items() if value is not None}
         fresh = self.path.with_suffix(".new")
-        fresh.write_text("".join(f"{key} {value}\n" for key, value in self.lines.items()))
+        fresh.write_text("".join(f"{key} {value}\n" for key, value in self.lines.items()), errors="surrogateescape")
         fresh.replace(self.path)

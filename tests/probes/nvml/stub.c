@@ -125,7 +125,12 @@ int nvmlInitWithFlags(unsigned flags) {
     return code == UNSUPPORTED && !line_of("Init", value, sizeof value) ? SUCCESS : code;
 }
 int nvmlShutdown(void) { return SUCCESS; }
-const char *nvmlErrorString(int code) { return code == SUCCESS ? "Success" : "an error of the stub"; }
+/* "error TEXT" */
+const char *nvmlErrorString(int code) {
+    static char text[64];
+    if (code == SUCCESS) return "Success";
+    return line_of("error", text, sizeof text) ? text : "an error of the stub";
+}
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { return words(NULL, out, size, "SystemGetDriverVersion"); }
 int nvmlDeviceGetCount_v2(unsigned *out) {
     unsigned long long v;
@@ -273,12 +278,16 @@ int nvmlEventSetWait_v2(set_t *set, event_t *out, unsigned timeout) {
 }
 
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process_t;
-/* "process.PLACE PID BYTES [INSTANCE]" */
+/* "process.PLACE PID BYTES [INSTANCE]"; "process_count N": it says that there are so many */
 int nvmlDeviceGetComputeRunningProcesses_v3(device_t *d, unsigned *count, process_t *out) {
     char value[512], text[16];
     unsigned found = 0;
     int code = asked(d->index, value, sizeof value, "DeviceGetComputeRunningProcesses", NULL);
     if (code != UNSUPPORTED) return code;
+    if (line_of("process_count", value, sizeof value)) {
+        *count = (unsigned)strtoul(value, NULL, 0);
+        return out ? SUCCESS : INSUFFICIENT_SIZE;
+    }
     for (;; found++) {
         process_t one = {0, 0, ~0u, ~0u};
         snprintf(text, sizeof text, "%u", found);

@@ -247,6 +247,22 @@ def test_what_is_no_measurement_is_a_state(machine: Machine, watch: Callable[...
     assert "temperature_margin_celsius" not in states
 
 
+def test_answers_that_cannot_be_taken_are_missing_and_the_rest_goes_on(
+    machine: Machine, watch: Callable[..., Watched]
+) -> None:
+    garbled = "\udcff\udcfe"
+    texts = ("SystemGetDriverVersion", "DeviceGetUUID", "DeviceGetName", "DeviceGetPciInfo")
+    machine.set(machines.h100() | dict.fromkeys(texts, garbled) | {"process_count": 0xFFFFFFF0})
+    one = watch()
+    status = one.cycle()
+    assert (status.state, status.error) == ("fresh", None)
+    labels = ("UUID", "modelName", "pci_bus_id")
+    assert one.states("|".join((*labels, "process_memory_bytes"))) == dict.fromkeys(
+        (*labels, "process_memory_bytes"), "failed"
+    )
+    assert one.ask("kv:gpu_power_watts", "device") == {"nvidia0": 695.5}
+
+
 def test_gpm_without_the_right_to_it(machine: Machine, watch: Callable[..., Watched]) -> None:
     machine.set(machines.h100() | {"GpmSampleGet": "!4"})
     one = watch()
@@ -357,9 +373,10 @@ def test_a_field_that_is_unsupported_is_not_asked_again(
         ({"Init": "!4"}, "no-permission", "may not be asked by this user"),
         ({"Init": "!18"}, "unsupported", "of different versions"),
         ({"Init": "!999"}, "unsupported", "does not start"),
+        ({"Init": "!998", "error": "\udcff"}, "unsupported", "does not start: an error without a text"),
         ({"DeviceGetHandleByIndex": "!4"}, "no-permission", "GPU 0 cannot be asked: Insufficient Permissions"),
     ],
-    ids=["no device", "not loaded", "no right", "other version", "unknown", "no right to the device"],
+    ids=["no device", "not loaded", "no right", "other version", "unknown", "garbled", "no right to the device"],
 )
 def test_a_driver_that_does_not_start_is_told_in_words(
     machine: Machine, watch: Callable[..., Watched], lines: machines.Lines, state: str, words: str
