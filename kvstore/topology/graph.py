@@ -22,7 +22,7 @@ LEGEND = {
 }
 """The words of `nvidia-smi topo -m`, nearest first: who reads this reads that, too."""
 _KINDS = list(LEGEND)
-_WORD = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\?")
+_WORD = re.compile(r"NV[1-9]\d{0,2}|PIX|PXB|PHB|NODE|SYS|\?")
 _MOST_GPUS = 256
 
 

@@ -35,11 +35,11 @@ def read() -> Topology:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise BadRequest(f"NVML cannot be asked ({error}): is there a driver? Or give --file FILE") from None
+        raise BadRequest(f"NVML cannot be asked ({_said(error)}): is there a driver? Or give --file FILE") from None
     try:
         return _Host(pynvml).topology()
     except pynvml.NVMLError as error:
-        raise BadRequest(f"NVML: {error}") from None
+        raise BadRequest(f"NVML: {_said(error)}") from None
     finally:
         pynvml.nvmlShutdown()
 
@@ -64,8 +64,7 @@ class _Host:
         return Topology(gpus, ways, "NVML")
 
     def _gpu(self, at: int, handle: Any) -> Gpu:
-        pci = self._told("nvmlDeviceGetPciInfo", handle)
-        bus = "" if pci is None else bus_of(_text(pci.busId))
+        bus = _bus(self._told("nvmlDeviceGetPciInfo", handle))
         uuid, model = self._told("nvmlDeviceGetUUID", handle), self._told("nvmlDeviceGetName", handle)
         return Gpu(f"gpu{at}", bus, _text(uuid or ""), _text(model or ""))
 
@@ -78,8 +77,7 @@ class _Host:
             if self._told("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH:
                 ends.append("switch")
                 continue
-            remote = self._told("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            ends.append("" if remote is None else bus_of(_text(remote.busId)))
+            ends.append(_bus(self._told("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)))
         return ends
 
     def _nvlinks(self, one: int, other: int, gpus: tuple[Gpu, ...], links: list[list[str]]) -> int:
@@ -100,11 +98,27 @@ class _Host:
         return _ANCESTORS.get(-1 if told is None else int(told), UNKNOWN)
 
     def _told(self, function: str, *arguments: Any) -> Any:
-        """What NVML answers; None where it does not."""
+        """What NVML answers; None where it does not, or with a text that is no UTF-8."""
         try:
             return getattr(self._nvml, function)(*arguments)
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, UnicodeDecodeError):
             return None
+
+
+def _bus(pci: Any) -> str:
+    """Of what NVML says about PCI; "" where it says nothing that can be read: nvidia-ml-py decodes only now."""
+    try:
+        return "" if pci is None else bus_of(_text(pci.busId))
+    except UnicodeDecodeError:
+        return ""
+
+
+def _said(error: Exception) -> str:
+    """An error of NVML in the driver's words, where these are a text."""
+    try:
+        return str(error)
+    except UnicodeDecodeError:
+        return "an error without a text"
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 /* A libnvidia-ml.so.1 with as much of NVML as a topology is read from.
  *
  * KVSTORE_NVML_STUB names a file of "KEY VALUE" lines, read at every call: "init CODE", "count N", "bus.I TEXT",
- * "link.I.L TYPE BUS" (an active NVLink: TYPE 0 a GPU at BUS, 2 a switch), "ancestor.I.J LEVEL", "nvlink.I.J STATUS"
+ * "name TEXT", "uuid TEXT", "error TEXT", "link.I.L TYPE BUS" (an active NVLink: TYPE 0 a GPU at BUS, 2 a switch), "ancestor.I.J LEVEL", "nvlink.I.J STATUS"
  * (I < J). What no line names is answered with 3, NVML_ERROR_NOT_SUPPORTED. Structures are those of nvml.h. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,11 +62,22 @@ int nvmlInitWithFlags(unsigned flags) {
     return number("init", &code) ? 0 : (int)code;
 }
 int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { (void)code; return "an error of the stub"; }
+const char *nvmlErrorString(int code) {
+    static char text[64];
+    (void)code;
+    return line_of("error", text, sizeof text) ? text : "an error of the stub";
+}
 int nvmlDeviceGetCount_v2(unsigned *count) { return number("count", count); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **out) { *out = &devices[index]; return 0; }
-int nvmlDeviceGetUUID(device_t *d, char *out, unsigned size) { snprintf(out, size, "GPU-%d", d->index); return 0; }
-int nvmlDeviceGetName(device_t *d, char *out, unsigned size) { (void)d; snprintf(out, size, "Stub 9000"); return 0; }
+int nvmlDeviceGetUUID(device_t *d, char *out, unsigned size) {
+    if (!line_of("uuid", out, size)) snprintf(out, size, "GPU-%d", d->index);
+    return 0;
+}
+int nvmlDeviceGetName(device_t *d, char *out, unsigned size) {
+    (void)d;
+    if (!line_of("name", out, size)) snprintf(out, size, "Stub 9000");
+    return 0;
+}
 int nvmlDeviceGetPciInfo_v3(device_t *d, pci_t *out) {
     char key[64];
     memset(out, 0, sizeof *out);

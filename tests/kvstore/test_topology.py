@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ import pytest
 
 from kvstore.errors import BadRequest
 from kvstore.topology.cli import lines_of
-from kvstore.topology.file import parsed, read
+from kvstore.topology.file import MAX_BYTES, parsed, read
 from kvstore.topology.graph import Gpu, Topology, Way, bus_of
+from tests import nvml_rig
 from tests.kvstore.device_rig import Stub, compiled, stubbed
 from tests.kvstore.process_rig import ROOT
 
@@ -54,24 +54,7 @@ BRIDGED = "\n".join(
 
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed (kvscope[nvml])")
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler here, so no NVML to ask")
-    folder = tmp_path_factory.mktemp("nvml")
-    words = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O1",
-        "-Wall",
-        "-Werror",
-        "-o",
-        str(folder / "libnvidia-ml.so.1"),
-        str(SOURCE),
-    ]
-    subprocess.run(words, check=True, timeout=60)
-    return folder
+    return nvml_rig.compiled(tmp_path_factory.mktemp("nvml"), SOURCE)
 
 
 def command(
@@ -80,7 +63,7 @@ def command(
     """`kvstore topology …` in a process of its own: the loader reads its paths once."""
     environment = dict(os.environ)
     if folder is not None and where is not None:
-        (where / "machine").write_text(machine)
+        (where / "machine").write_text(machine, errors="surrogateescape")
         environment |= {"LD_LIBRARY_PATH": str(folder), "KVSTORE_NVML_STUB": str(where / "machine")}
     done = subprocess.run(
         [sys.executable, "-m", "kvstore.cli", "topology", *words],
@@ -135,6 +118,20 @@ def test_nvml_that_does_not_answer_is_one_line(nvml: Path, tmp_path: Path, machi
     assert error.count("\n") == 1
 
 
+def test_texts_that_are_no_utf_8_are_not_known(nvml: Path, tmp_path: Path) -> None:
+    garbled = "\udcff\udcfe"
+    machine = f"{BRIDGED}\nname {garbled}\nuuid {garbled}".replace("bus.2 00000000:1C:00.0", f"bus.2 {garbled}")
+    code, out, error = command("--json", folder=nvml, machine=machine, where=tmp_path)
+    assert (code, error) == (0, "")
+    found = parsed(json.loads(out), "test")
+    assert {(gpu.uuid, gpu.model) for gpu in found.gpus} == {("", "")}
+    assert [gpu.bus for gpu in found.gpus] == ["0000:1a:00.0", "0000:1b:00.0", "", "0000:1d:00.0"]
+    assert found.way("gpu0", "gpu1").word == "NV2"
+    code, _, error = command(folder=nvml, machine=f"init 77\nerror {garbled}", where=tmp_path)
+    assert code == 2
+    assert error.startswith("kvstore topology: NVML cannot be asked (an error without a text)")
+
+
 def test_a_host_without_gpus_says_so(nvml: Path, tmp_path: Path) -> None:
     assert command(folder=nvml, machine="count 0", where=tmp_path)[:2] == (0, "no GPUs (NVML)\n")
 
@@ -183,6 +180,14 @@ def test_a_file_says_it_too_and_what_was_measured_comes_first(tmp_path: Path) ->
         (FILE + "  - {between: [a, b], way: SYS}", "there twice"),
         (FILE + "  - {between: [a], way: SYS}", r"links\[4\]: between"),
         (FILE + "  - {between: [c, d], way: NVX}", r"links\[4\]: no way 'NVX'"),
+        (FILE + "  - {between: [c, d], way: NV0}", r"links\[4\]: no way 'NV0'"),
+        (FILE + "  - {between: [c, d], way: NV000}", r"links\[4\]: no way 'NV000'"),
+        (FILE + "  - {between: [c, d], ways: SYS}", r"links\[4\]: no field 'ways'; there are between, way, bytes"),
+        (FILE.replace("gpus:", "gpu:"), "no field 'gpu'; there are schema, source, gpus, links"),
+        (FILE.replace("name: b", "name: b, buss: x"), r"gpus\[1\]: no field 'buss'"),
+        (FILE.replace("name: b", "name: b, bus: 17"), r"gpus\[1\]: bus 17 is no text: write it in quotes"),
+        (FILE.replace("name: b", "name: b, bus: [x]"), r"gpus\[1\]: bus \['x'\] is no text"),
+        (FILE.replace("name: b", "name: b, bus: '0000:1A:00.0'"), "'a' and 'b' are both on bus 0000:1a:00.0"),
         (FILE + "  - {between: [c, d], way: SYS, bytes_per_second: -1}", "above 0"),
         (FILE + "  - {between: [c, d], way: SYS, bytes_per_second: .nan}", "above 0"),
         (FILE + "  - {between: [c, d], way: SYS, bytes_per_second: [1]}", "is no number"),
@@ -222,8 +227,16 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
     assert len({len(line) for line in heads}) == 1, "columns are as wide as what is shown"
 
 
-def test_a_file_that_never_ends_is_refused() -> None:
-    assert command("--file", "/dev/zero") == (2, "", "kvstore topology: /dev/zero: more than 4 MiB are no topology\n")
+def test_what_never_ends_or_never_begins_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert command("--file", str(tmp_path / "pipe")) == (
+        2, "", f"kvstore topology: {tmp_path / 'pipe'}: no regular file\n",
+    )  # fmt: skip
+    (tmp_path / "long.yml").write_text(" " * (MAX_BYTES + 1))
+    with pytest.raises(BadRequest, match="no regular file"):
+        read(Path("/dev/zero"))
+    with pytest.raises(BadRequest, match="more than 4 MiB are no topology"):
+        read(tmp_path / "long.yml")
 
 
 def test_names_that_are_not_there_are_refused() -> None:
