@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,9 @@ CARDS = {
 _MOST_BYTES = 1 << 20
 """Of a card's file (policy)."""
 
+LEAST_GB, MOST_GB = 1e-3, 1e7
+"""What memory and rate of a card can be, in GB and GB/s (policy): beyond it every share is nonsense."""
+
 _OTHER_NAMES = {"a100": "A100-80G", "h100-sxm": "H100", "h100-80g": "H100", "4090": "RTX-4090"}
 
 
@@ -90,11 +92,12 @@ def _read(path: Path) -> Card:
     name = values.get("name", path.stem)
     if not isinstance(name, str) or not name.isprintable():
         raise BadRequest(f"GPU file {path}: 'name' must be a text")
-    numbers = [_positive(values.get(field), field, path) for field in ("memory_bytes", "bytes_per_s")]
+    numbers = [_within(values.get(field), field, path) for field in ("memory_bytes", "bytes_per_s")]
     return Card(name, numbers[0], numbers[1], f"file {path.name}")
 
 
-def _positive(value: object, field: str, path: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise BadRequest(f"GPU file {path}: {field!r} must be a positive number, not {value!r:.40}")
+def _within(value: object, field: str, path: Path) -> float:
+    least, most = LEAST_GB * 1e9, MOST_GB * 1e9
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise BadRequest(f"GPU file {path}: {field!r} must be a number, {least:g} … {most:g}, not {value!r:.40}")
     return float(value)

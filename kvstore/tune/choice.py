@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.tune.costs import Costs
 
 KERNEL_PAGE = 16
+LARGEST_PAGE = 128
 _MOST_DIGITS = 15
 
 
@@ -32,9 +33,10 @@ class Bound:
 
 PAGE = Bound(
     "the kernels' page",
-    lambda costs: KERNEL_PAGE - costs.block_tokens,
+    lambda costs: max(KERNEL_PAGE - costs.block_tokens, costs.block_tokens - LARGEST_PAGE),
     0,
-    "paged kernels take pages of 16 tokens and more (FlashInfer: 16, 32, 64, 128): a tensor core's tile has 16 rows",
+    "paged kernels take pages of 16 to 128 tokens (FlashInfer: 16, 32, 64, 128; kvscope::paged_decode: no more than "
+    "128): a tensor core's tile has 16 rows",
 )
 METADATA = Bound("metadata", lambda costs: costs.metadata_share, 0.05, "policy: 5 % of the device's memory")
 COPIES = Bound("copies", lambda costs: costs.copy_time, 0.10, "policy: 10 % of the attention time")
@@ -63,14 +65,19 @@ class Choice:
 def choose(table: Sequence[Costs], bounds: Sequence[Bound] = BLOCKWISE) -> Choice:
     """The smallest size that keeps all bounds: what grows with the size (empty slots, lost prefixes, rewritten tails)
     is least there. If none does, of the sizes that kernels take the one that goes over the other bounds by the least
-    factor in all; a page is never traded for them. Of sizes that are all below a page, the largest."""
+    factor in all; a page is never traded for them. Of sizes of which kernels take none, the nearest to a page."""
     for costs in sorted(table, key=lambda each: each.block_tokens):
         if all(bound.kept(costs) for bound in bounds):
             return Choice(costs, ())
-    pages = [costs for costs in table if PAGE.kept(costs)] or [max(table, key=lambda each: each.block_tokens)]
+    pages = [costs for costs in table if PAGE.kept(costs)] or [min(table, key=_off_page)]
     soft = [bound for bound in bounds if bound is not PAGE]
     nearest = min(pages, key=lambda costs: sum(_excess(bound, costs) for bound in soft))
     return Choice(nearest, tuple(bound for bound in bounds if not bound.kept(nearest)))
+
+
+def _off_page(costs: Costs) -> float:
+    """By which factor a size is smaller or larger than a page."""
+    return max(KERNEL_PAGE / costs.block_tokens, costs.block_tokens / LARGEST_PAGE)
 
 
 def _excess(bound: Bound, costs: Costs) -> float:
@@ -105,9 +112,13 @@ def _least_bad(table: Sequence[Costs], chosen: Choice) -> str:
     soft = [bound for bound in chosen.broken if bound is not PAGE]
     over = " and ".join([f"{_said(bound, chosen.costs)} (bound: {bound.limit:.0%})" for bound in soft])
     if PAGE in chosen.broken:
-        text = f"the largest of these sizes, and kernels take none of them: a page has {KERNEL_PAGE} tokens"
+        text = (
+            f"the nearest of these sizes, and kernels take none of them: a page has {KERNEL_PAGE} to {LARGEST_PAGE} "
+            "tokens"
+        )
         return f"{text}; {over}" if over else text
-    sizes = f"no size from {KERNEL_PAGE} on" if any(not PAGE.kept(costs) for costs in table) else "no size"
+    others = any(not PAGE.kept(costs) for costs in table)
+    sizes = f"no size from {KERNEL_PAGE} to {LARGEST_PAGE}" if others else "no size"
     return f"{sizes} keeps all bounds, and this is the nearest: {over}"
 
 

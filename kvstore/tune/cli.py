@@ -13,7 +13,7 @@ from pathlib import Path
 from kvstore.errors import BadRequest
 from kvstore.printable import printable
 from kvstore.replay.trace import WINDOW_TOKENS, TraceError, excerpt, read_trace
-from kvstore.tune.cards import CARDS, Card, card_of
+from kvstore.tune.cards import CARDS, LEAST_GB, MOST_GB, Card, card_of
 from kvstore.tune.costs import ALLOCATE_S, COPY_S, Assumptions, costs
 from kvstore.tune.lengths import Lengths, of_distribution, of_trace
 from kvstore.tune.models import MODELS, Model, model_of
@@ -24,7 +24,7 @@ SIZES = "8,16,32,64,128"
 OUTPUTS = "340,0.5"
 
 _EPILOG = f"""\
-The rule: of the sizes that the kernels take (16 tokens and more), the smallest whose metadata (headers, block table,
+The rule: of the sizes that the kernels take (16 to 128 tokens), the smallest whose metadata (headers, block table,
 bitmap) stays under 5 % of the memory, whose copying stays under 10 % of the attention time, and whose empty slots stay
 under 4 %. A figure over its bound is marked with an exclamation mark.
 
@@ -43,6 +43,8 @@ models: {", ".join(MODELS)}
 def run(argv: Sequence[str]) -> int:
     """Exit code 0; 2 for what cannot be tuned for, in one line."""
     given = _parser().parse_args(argv)
+    if given.json and given.markdown:
+        raise BadRequest("--json or --markdown, not both")
     try:
         lengths = _lengths(given)
     except TraceError as error:
@@ -117,9 +119,11 @@ def _card(given: argparse.Namespace) -> Card:
     else:
         card = card_of(given.gpu)
     if given.memory is not None:
-        card = replace(card, memory_bytes=_number("--memory", given.memory, least=0.001) * 1e9)
+        memory = _number("--memory", given.memory, least=LEAST_GB, most=MOST_GB)
+        card = replace(card, memory_bytes=memory * 1e9)
     if given.measured is not None:
-        card = replace(card, bytes_per_s=_number("--measured", given.measured, least=0.001) * 1e9, source="as measured")
+        rate = _number("--measured", given.measured, least=LEAST_GB, most=MOST_GB)
+        card = replace(card, bytes_per_s=rate * 1e9, source="as measured")
     return card
 
 

@@ -207,7 +207,7 @@ def test_bounds_that_no_size_keeps() -> None:
     table = table_for("B200", "llama-3.1-405b", short, Assumptions("prompt"))
     found = choose(table)
     assert found.broken
-    assert "no size from 16 on keeps all bounds, and this is the nearest: " in reason(table)
+    assert "no size from 16 to 128 keeps all bounds, and this is the nearest: " in reason(table)
     assert all(not bound.kept(found.costs) for bound in found.broken)
     assert "no size keeps all bounds" in reason(table[1:])
 
@@ -224,7 +224,13 @@ def test_the_kernels_page_is_never_traded_away(bounds: tuple[Bound, ...]) -> Non
     below = choose(small, bounds)
     assert below.block_tokens == 8
     assert PAGE in below.broken
-    assert reason(small).startswith("8: the largest of these sizes, and kernels take none of them")
+    assert reason(small).startswith("8: the nearest of these sizes, and kernels take none of them")
+    large = [costs(eight_b(), one, size, Assumptions()) for size in (256, 512)]
+    assert PAGE in choose(large, bounds).broken
+    assert choose(large, bounds).block_tokens == 256
+    assert choose([table[0], large[1]], bounds).block_tokens == 8
+    assert choose([table[-1], *large], bounds).block_tokens == 128
+    assert "kernels take none of them: a page has 16 to 128 tokens" in reason(large)
 
 
 @pytest.mark.parametrize(

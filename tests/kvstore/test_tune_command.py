@@ -67,6 +67,7 @@ def test_lengths_instead_of_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
         ([*EIGHT, "--weights", "inf"], "--weights inf"),
         ([*EIGHT, "--memory", "0"], "--memory 0"),
         ([*EIGHT, "--sizes", "16,24"], "--sizes '16,24'"),
+        ([*EIGHT, "--json", "--markdown"], "--json or --markdown, not both"),
         ([*EIGHT, "--sizes", "x"], "--sizes 'x'"),
         ([*EIGHT, "--lengths", "10"], "MEAN,SIGMA is expected"),
         ([*EIGHT, "--lengths", "nan,1"], "MEAN,SIGMA is expected"),
