@@ -24,25 +24,26 @@ ARMS: dict[str, tuple[Literal["packed", "naive"], Literal["batched", "upload"]]]
     "both faults": ("naive", "upload"),
 }
 GRAPH = "resident, layers in a graph"
-_PROFILED = 3
 _KEPT = ("resident", "both faults", GRAPH)
 """Arms whose traces are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`context` tokens (and up to 15) of every sequence at first; `steps` timed in each of `rounds` turns of an arm."""
+    """`context` tokens (and up to 15) of every sequence at first; `steps` timed in each of `rounds` turns of an arm,
+    then so many `profiled`."""
 
     shape: Shape
     batch: int
     context: int
     steps: int
     rounds: int
+    profiled: int
 
     @property
     def columns(self) -> int:
         """Blocks of a row that has room for all that is generated."""
-        return -(-(self.context + 16 + (self.rounds + 1) * self.steps + _PROFILED + 2) // 16)
+        return -(-(self.context + 16 + (self.rounds + 1) * self.steps + self.profiled + 2) // 16)
 
 
 class Loop:
@@ -115,9 +116,10 @@ class Loop:
 
 def run(check: Check) -> None:
     if check.cpu:
-        plan = Plan(Shape(2, 32, 4, 2, 8, 64, torch.float32), batch=3, context=14, steps=2, rounds=1)
+        plan = Plan(Shape(2, 32, 4, 2, 8, 64, torch.float32), batch=2, context=15, steps=1, rounds=1, profiled=1)
     else:
-        plan = Plan(Shape(8, 4096, 32, 8, 128, 14336, torch.bfloat16), batch=64, context=1024, steps=24, rounds=3)
+        shape = Shape(8, 4096, 32, 8, 128, 14336, torch.bfloat16)
+        plan = Plan(shape, batch=64, context=1024, steps=24, rounds=3, profiled=3)
     model = Model(plan.shape, Draw(check.seed, check.device))
     arms = [*ARMS] if check.cpu else [*ARMS, GRAPH]
     with torch.inference_mode():
@@ -166,7 +168,7 @@ def tell(check: Check, plan: Plan, loops: dict[str, Loop], seconds: dict[str, fl
         check.measured(f"{arm}", rate, "tokens/s", f"{seconds[arm] * 1e3:.2f} ms a step, {crossed}")
         if loop.pool.free_blocks() != loop.pool.free or loop.pool.faults():
             check.wrong_number(arm, f"{loop.pool.free_blocks()} blocks free, {loop.pool.free} counted")
-        activity = profiled(check, arm, loop.step, _PROFILED, kept=arm in _KEPT)
+        activity = profiled(check, arm, loop.step, plan.profiled, kept=arm in _KEPT)
         if activity is not None:
             told(check, arm, activity, seconds[arm])
     for arm in loops:
