@@ -83,7 +83,7 @@ def _main(words: list[str]) -> int:
         package, extra = _NEEDS.get((error.name or "").split(".")[0], ("", ""))
         if not package:
             raise
-        return _told(command, f"{package} is not installed: pip install 'kvscope[{extra}]'")
+        return _told(command, f"{package} is not installed: pip install '.[{extra}]' in kvscope's checkout")
     except Exception as error:
         line = _one_line(error)
         if line is not None:

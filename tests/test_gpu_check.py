@@ -271,7 +271,9 @@ def test_what_cannot_be_run_here_is_one_line(tmp_path: Path) -> None:
     done = call("--only", "moves", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    expected = "no CUDA device here; --cpu" if HAS_KERNELS else "not installed: pip install 'kvscope[cuda]'"
+    expected = (
+        "no CUDA device here; --cpu" if HAS_KERNELS else "not installed: pip install '.[cuda]' in kvscope's checkout"
+    )
     assert expected in done.stderr.strip().splitlines()[-1]
     assert not list(tmp_path.iterdir())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_the_diagnosis_shown_is_the_diagnosis(
     shown = BLOCK.search(text)
     assert shown is not None
     assert shown[2] == printed, "README.md is out of date (see this module's text)"
+
+
+def test_what_is_to_be_installed_can_be() -> None:
+    """kvscope is on no package index: pip finds it in a checkout, by `.`, with extras that pyproject.toml has."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    rooms = ("kvstore", "probes", "exporters", "playbooks", "tui", "benchmarks")
+    named: set[str] = set()
+    for path in [*PAGES, *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"install [\"']?kvscope", text), path
+        named |= {extra for found in re.findall(r"pip install '\.\[([^\]]*)\]'", text) for extra in found.split(",")}
+    assert "nvml" in named
+    assert {extra for extra in named if "{" not in extra} <= set(extras)
 
 
 def test_the_guide_names_the_ports_that_are_tried() -> None:

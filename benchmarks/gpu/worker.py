@@ -71,7 +71,7 @@ def refusal(cpu: bool) -> str:
     """Why nothing can be run here; empty when it can."""
     missing = [name for name in ("numpy", "torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
-        return f"{', '.join(missing)} not installed: pip install 'kvscope[cuda]'"
+        return f"{', '.join(missing)} not installed: pip install '.[cuda]' in kvscope's checkout"
     import torch
 
     return "" if cpu or torch.cuda.is_available() else "no CUDA device here; --cpu runs the same logic without one"

@@ -158,7 +158,7 @@ def run(argv: list[str]) -> int:
     if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
         found["transformers"] = {"miss": misses(options.runs)}
     else:
-        skipped.append("miss: transformers is not installed (pip install 'kvscope[transformers]')")
+        skipped.append("miss: transformers is not installed (pip install '.[transformers]' in kvscope's checkout)")
     verdicts = {
         f"{way}, {call}: median ≤ {AIM_S * 1e3:.0f} ms": statistics.median(took) <= AIM_S
         for way, calls in found.items()

@@ -200,7 +200,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         import kvstore.bench.turns  # noqa: F401
     except ModuleNotFoundError as error:
-        raise BadRequest(f"{error.name} is not installed: pip install 'kvscope[transformers]'") from None
+        raise BadRequest(
+            f"{error.name} is not installed: pip install '.[transformers]' in kvscope's checkout"
+        ) from None
     facts = machine.facts()
     sizes = ["tiny", "small"] if given.model == "both" else [given.model]
     options = {"conversations": given.conversations, "shards": given.shards, "threads": given.threads}

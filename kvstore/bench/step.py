@@ -35,7 +35,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         import torch
     except ModuleNotFoundError:
-        raise BadRequest("torch is not installed: pip install 'kvscope[transformers]' (or [cuda])") from None
+        raise BadRequest(
+            "torch is not installed: pip install '.[transformers]' (or [cuda]) in kvscope's checkout"
+        ) from None
     from kvstore.bench.steps.arms import Plan, measure
 
     torch.set_num_threads(given.threads)

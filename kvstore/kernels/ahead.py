@@ -113,7 +113,9 @@ def compile_apart(targets: Sequence[str] = TARGETS, workers: int = 2) -> list[Co
         raise BadRequest(f"{workers} workers compile nothing: 1 or more, please")
     for needed in ("torch", "triton"):
         if importlib.util.find_spec(needed) is None:
-            raise BadRequest(f"nothing to compile with: {needed} is not installed (pip install 'kvscope[cuda]')")
+            raise BadRequest(
+                f"nothing to compile with: {needed} is not installed (pip install '.[cuda]' in kvscope's checkout)"
+            )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
     def work(part: int) -> list[Compiled]:
@@ -161,7 +163,9 @@ def _require_compiler() -> None:
     from kvstore.kernels.language import interpreted, triton
 
     if triton is None:
-        raise BadRequest("nothing to compile with: triton is not installed (pip install 'kvscope[cuda]')")
+        raise BadRequest(
+            "nothing to compile with: triton is not installed (pip install '.[cuda]' in kvscope's checkout)"
+        )
     if interpreted():
         raise BadRequest("nothing can be compiled under Triton's interpreter: unset TRITON_INTERPRET")
 

@@ -30,7 +30,9 @@ class Absent:
         self.__name__ = function.__name__
 
     def __getitem__(self, grid: Any) -> Any:
-        raise ModuleNotFoundError(f"kernel {self.__name__} needs triton: pip install 'kvscope[cuda]'", name="triton")
+        raise ModuleNotFoundError(
+            f"kernel {self.__name__} needs triton: pip install '.[cuda]' in kvscope's checkout", name="triton"
+        )
 
 
 def jit(function: Callable[..., Any] | None = None, *, unspecialised: Sequence[str] = ()) -> Any:

@@ -31,7 +31,9 @@ def read() -> Topology:
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ModuleNotFoundError:
-        raise BadRequest("nvidia-ml-py is not installed: pip install 'kvscope[nvml]', or give --file FILE") from None
+        raise BadRequest(
+            "nvidia-ml-py is not installed: pip install '.[nvml]' in kvscope's checkout, or give --file FILE"
+        ) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

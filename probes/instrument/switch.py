@@ -152,7 +152,7 @@ def _tracing(wanted: Switches) -> Tracing:
         return Tracing(wanted.service, wanted.instance, wanted.file)
     except ImportError as error:
         raise InstrumentError(
-            f"KVSTORE_TRACE=otel: {error.name or error} is not installed; install kvscope[trace]"
+            f"KVSTORE_TRACE=otel: {error.name or error} is not installed: pip install '.[trace]' in kvscope's checkout"
         ) from None
     except OSError as error:
         raise InstrumentError(f"KVSTORE_TRACE_FILE: {wanted.file}: {error.strerror}") from None
@@ -165,7 +165,9 @@ def _ranges() -> ranges.Ranges | None:
     try:
         nvtx = importlib.import_module("nvtx")
     except ImportError:
-        raise InstrumentError("KVSTORE_TRACE=nvtx: nvtx is not installed; install kvscope[trace]") from None
+        raise InstrumentError(
+            "KVSTORE_TRACE=nvtx: nvtx is not installed: pip install '.[trace]' in kvscope's checkout"
+        ) from None
     return ranges.Ranges(nvtx)
 
 

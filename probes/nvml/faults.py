@@ -8,7 +8,7 @@ FieldState = Literal["unsupported", "no_permission", "no_data", "blank", "out_of
 """Why a field has no number."""
 
 NO_DRIVER = "no NVIDIA driver here: libnvidia-ml.so.1 was not found (in a container, start it with the NVIDIA runtime)"
-NO_PACKAGE = "the package nvidia-ml-py is missing: pip install 'kvscope[nvml]'"
+NO_PACKAGE = "the package nvidia-ml-py is missing: pip install '.[nvml]' in kvscope's checkout"
 NO_GPU = "the NVIDIA driver sees no GPU"
 
 _FIELD: dict[int, FieldState] = {

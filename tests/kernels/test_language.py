@@ -46,4 +46,4 @@ def run(code: str) -> str:
 
 
 def test_without_triton_the_references_answer() -> None:
-    assert run(WITHOUT_TRITON).strip() == "kernel move_blocks needs triton: pip install 'kvscope[cuda]'"
+    assert run(WITHOUT_TRITON).strip() == "kernel move_blocks needs triton: pip install '.[cuda]' in kvscope's checkout"

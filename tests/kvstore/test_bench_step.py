@@ -190,7 +190,7 @@ def test_without_torch_it_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "kvstore bench: torch is not installed: pip install 'kvscope[transformers]' (or [cuda])"
+        "kvstore bench: torch is not installed: pip install '.[transformers]' (or [cuda]) in kvscope's checkout"
     )
 
 

@@ -180,7 +180,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, caps
 
         monkeypatch.setattr(cli, "_run", fails)
         assert cli.main(["serve"]) == 2
-        assert "pip install 'kvscope[store]'" in capsys.readouterr().err
+        assert "pip install '.[store]' in kvscope's checkout" in capsys.readouterr().err
 
 
 def test_serve_says_where_it_is_and_ends_when_told(tmp_path: Path) -> None:

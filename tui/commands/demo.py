@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_look_arguments(parser)
     parser.epilog = (
         "Starts a store of four shards and a workload, and looks at them until you quit; without a terminal, or with\n"
-        "--text, for half a minute. The store needs kvscope[store]; without it the recorded incident is shown."
+        "--text, for half a minute. The store needs the extra store; without it the recorded incident is shown."
     )
 
 
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         lacking = demo_store.lacking()
         if not lacking:
             return _live(args, text=text)
-        says = f"kvtop demo: the store needs {', '.join(lacking)} (pip install 'kvscope[store]'): the recorded incident"
+        needs = f"{', '.join(lacking)} (pip install '.[store]' in kvscope's checkout)"
+        says = f"kvtop demo: the store needs {needs}: the recorded incident"
         print(says, file=sys.stderr)
     folder = resources.files("playbooks") / "recordings"
     story = (folder / "demo.md").read_text(encoding="utf-8")
@@ -67,7 +68,8 @@ def _live(args: argparse.Namespace, *, text: bool) -> int:
     model = "" if lacking else ", and a model that talks through one more"
     print(f"kvtop demo: starting a store of four shards{model}", file=sys.stderr, flush=True)
     if lacking:
-        says = f"no model talks through it: that needs {', '.join(lacking)} (pip install 'kvscope[transformers]')"
+        needs = f"{', '.join(lacking)} (pip install '.[transformers]' in kvscope's checkout)"
+        says = f"no model talks through it: that needs {needs}"
         print(f"kvtop demo: {says}", file=sys.stderr, flush=True)
     with plain_errors(), ExitStack() as stack:
         pages = stack.enter_context(store())

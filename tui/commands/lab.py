@@ -57,7 +57,8 @@ def _store_errors() -> Iterator[None]:
         if error.name not in ("grpc", "xxhash", "prometheus_client"):
             raise
         raise CommandError(
-            f"the lab starts a store, which needs {error.name}: pip install 'kvscope[store]'", EXIT_NOTHING
+            f"the lab starts a store, which needs {error.name}: pip install '.[store]' in kvscope's checkout",
+            EXIT_NOTHING,
         ) from None
     except Exception as error:
         if type(error).__module__ != "kvstore.errors":

@@ -131,6 +131,6 @@ def _nvml() -> Check:
             "NVML", State.NOTE, "no libnvidia-ml on this host: GPU numbers come from a dcgm-exporter target only"
         )
     if importlib.util.find_spec("pynvml") is None:
-        advice = "pip install 'kvscope[nvml]'"
+        advice = "pip install '.[nvml]' in kvscope's checkout"
         return Check("NVML", State.NOTE, f"{library} is there, the package nvidia-ml-py is not", advice)
     return Check("NVML", State.OK, f"{library} is there: the target nvml reads this host's GPUs")

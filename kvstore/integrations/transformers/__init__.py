@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").split(".")[0] not in ("torch", "transformers"):
             raise
         raise ModuleNotFoundError(
-            f"{error.name} is not installed: pip install 'kvscope[transformers]'", name=error.name
+            f"{error.name} is not installed: pip install '.[transformers]' in kvscope's checkout", name=error.name
         ) from None

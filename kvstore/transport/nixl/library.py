@@ -45,8 +45,8 @@ def bindings() -> Any:
             name = flavour()
             if name is None:
                 raise BadRequest(
-                    "the nixl transport needs NIXL, which is not installed: pip install 'kvscope[store]', then "
-                    "pip install --no-deps nixl-cu12"
+                    "the nixl transport needs NIXL, which is not installed: pip install '.[store]' in kvscope's "
+                    "checkout, then pip install --no-deps nixl-cu12"
                 )
             with ucx_settings():
                 try:

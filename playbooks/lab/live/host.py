@@ -16,7 +16,7 @@ _STORE = ("grpc", "xxhash", "prometheus_client")
 
 def _store() -> str:
     lacking = [name for name in _STORE if importlib.util.find_spec(name) is None]
-    return f"needs {', '.join(lacking)} (pip install 'kvscope[store]')" if lacking else ""
+    return f"needs {', '.join(lacking)} (pip install '.[store]' in kvscope's checkout)" if lacking else ""
 
 
 def _compiler() -> str:
