@@ -29,7 +29,7 @@ def test_without_torch_the_loops_are_skipped_and_it_is_said(monkeypatch: pytest.
     if TORCH:
         assert not why_not(scenario)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
-    assert why_not(scenario) == "torch is not installed (pip install 'kvscope[cuda]')"
+    assert why_not(scenario) == "torch is not installed (pip install '.[cuda]' in kvscope's checkout)"
 
 
 @pytest.mark.parametrize(("name", "faulty"), [("block-table-upload", "upload"), ("bitmap-sync-decode", "naive")])
