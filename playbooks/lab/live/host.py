@@ -38,7 +38,9 @@ def _nixl() -> str:
 
 
 def _torch() -> str:
-    return "" if importlib.util.find_spec("torch") else "torch is not installed (pip install '.[cuda]' in kvscope's checkout)"
+    if importlib.util.find_spec("torch"):
+        return ""
+    return "torch is not installed (pip install '.[cuda]' in kvscope's checkout)"
 
 
 _TRIALS: dict[str, Callable[[], str]] = {
