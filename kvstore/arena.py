@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import StagingRejected
-from kvstore.header import HEADER, HEADER_BYTES, Bytes, Headers
+from kvstore.header import HEADER, HEADER_BYTES, Bytes, Headers, Words, sums
+from kvstore.runs import pieces
 
 F_SEAL_FUTURE_WRITE = 0x10
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SHRINK") else 0x2 | 0x4
@@ -97,6 +98,15 @@ class PoolArena(Protocol):
         """Each payload (at most a block) at the beginning of its slot."""
         ...
 
+    def pull(self, staging: Arena, source: Slots, target: Slots) -> Words:
+        """Copy the data (not the headers) of slots `source` of `staging` to `target`; xxh3-64 of each block as it has
+        arrived here. Raises `DeviceFailed`."""
+        ...
+
+    def sums(self, slots: Slots) -> Words:
+        """xxh3-64 of the data in each of `slots`, as it lies there now."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -133,6 +143,16 @@ class Arena:
         data = self.data
         for slot, payload in zip(slots.tolist(), payloads, strict=True):
             data[slot, : len(payload)] = payload
+
+    def pull(self, staging: Arena, source: Slots, target: Slots) -> Words:
+        """See `PoolArena.pull`."""
+        for start, into, length in pieces(source, target):
+            self.data[into : into + length] = staging.data[start : start + length]
+        return self.sums(target)
+
+    def sums(self, slots: Slots) -> Words:
+        """See `PoolArena.sums`."""
+        return sums(self.payloads(slots))
 
     def close(self) -> None:
         self.memory.close()

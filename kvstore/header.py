@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,9 @@ Headers = npt.NDArray[Any]
 """`[n]` of dtype `HEADER`."""
 
 
-def sums(data: Bytes) -> Words:
+def sums(data: Bytes | list[Bytes]) -> Words:
     """xxh3-64 of each row of `data` `[n, bytes]` (rows contiguous)."""
-    digest = xxhash.xxh3_64_intdigest
+    digest: Callable[[Any], int] = xxhash.xxh3_64_intdigest  # arrays have the buffer protocol
     return np.fromiter((digest(row) for row in data), np.uint64, len(data))
 
 

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from kvstore.meters import Meters
     from kvstore.server import ShardServer
     from kvstore.shard import Shard
+    from kvstore.transport.device.arena import DeviceArena
+    from kvstore.transport.nixl.beside import Beside
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-"""The shard had to stop: its log failed."""
+"""The shard had to stop: its log failed, or its pool on a device is gone with the mover that held it."""
 EXIT_USAGE = 2
 """It could not start as it was told to."""
 
@@ -52,8 +54,9 @@ def serve(settings: Settings, *, ready_fd: int = -1, lifeline_fd: int = -1) -> i
     return asyncio.run(_serve(settings, ready_fd, lifeline_fd))
 
 
-def make_shard(settings: Settings, ownership: Ownership | None = None) -> Shard:
-    """The shard, recovered from its log if it has one. Raises `LogLocked`, `LogCorrupt`, `LogFailed`, `BadRequest`."""
+def make_shard(settings: Settings, ownership: Ownership | None = None, arena: DeviceArena | None = None) -> Shard:
+    """The shard, recovered from its log if it has one; `arena`: its pool, where its mover holds that (`_held`). Raises
+    `LogLocked`, `LogCorrupt`, `LogFailed`, `BadRequest`."""
     from kvstore.bitmap import NaiveBitmap
     from kvstore.meters import Meters
     from kvstore.shard import Shard
@@ -65,6 +68,7 @@ def make_shard(settings: Settings, ownership: Ownership | None = None) -> Shard:
         settings.layout,
         settings.blocks,
         device=settings.device,
+        arena=arena,
         sealed=not (settings.nixl and has_hca()),
         bitmap=NaiveBitmap(settings.blocks, drain_s=settings.drain_us / 1e6) if settings.naive_bitmap else None,
         number=settings.shard,
@@ -107,8 +111,14 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
 
     told = _ears(lifeline_fd)
     settings, registration = await _registered(settings)
-    shard = make_shard(settings, registration.ownership if registration is not None else None)
-    server = ShardServer(shard, settings, registration)
+    beside, arena = await _held(settings)
+    try:
+        shard = make_shard(settings, registration.ownership if registration is not None else None, arena)
+    except BaseException:
+        if beside is not None:
+            await beside.stop()
+        raise
+    server = ShardServer(shard, settings, registration, beside)
     try:
         await server.start()
     except OSError as error:
@@ -131,6 +141,17 @@ async def _serve(settings: Settings, ready_fd: int, lifeline_fd: int) -> int:
         print(f"kvstore serve: shard {settings.shard} stops: {failure}", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
+
+
+async def _held(settings: Settings) -> tuple[Beside | None, DeviceArena | None]:
+    """The mover that has the pool, and the pool, where it lies on a device and is offered by NIXL: who registers memory
+    must be who has it. It ends with this process. Raises `BadRequest`."""
+    if not (settings.nixl and settings.device):
+        return None, None
+    from kvstore.transport.nixl.beside import hold
+    from kvstore.transport.nixl.library import has_hca
+
+    return await hold(settings.layout, settings.blocks, settings.device, sealed=not has_hca())
 
 
 async def _registered(settings: Settings) -> tuple[Settings, Registration | None]:

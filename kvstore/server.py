@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -22,8 +21,9 @@ from kvstore.arena import Arena
 from kvstore.calls.frames import FrameServer
 from kvstore.calls.turns import Turns
 from kvstore.clients import Clients, Connected
-from kvstore.door import PROTOCOL, Door, clear_the_way, refusal
+from kvstore.door import PROTOCOL, Door, refusal
 from kvstore.errors import BadRequest, ClientUnknown, LogFailed, ShardUnavailable, StoreError
+from kvstore.listen import behind_front, take_port
 from kvstore.peers import Peers
 from kvstore.security import Refusals
 from kvstore.settings import Settings, default_run_dir, make_run_dir
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvstore.security.front import Front
     from kvstore.shard import Shard
     from kvstore.transport.device.arena import DeviceArena
+    from kvstore.transport.nixl.beside import Beside
     from kvstore.transport.nixl.service import NixlService
 
 SWEEP_INTERVAL_S = 0.1
@@ -69,8 +70,16 @@ def now_ms() -> int:
 class ShardServer:
     """Serves `shard` until stopped. `failed` is done with a `StoreError` when the shard must not go on."""
 
-    def __init__(self, shard: Shard, settings: Settings, registration: Registration | None = None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        settings: Settings,
+        registration: Registration | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        """`beside`: the mover that holds the shard's pool, where that lies on a device and is offered by NIXL."""
         self.registration = registration
+        self._beside = beside
         self.shard = shard
         self.settings = settings
         self.clients = Clients()
@@ -92,6 +101,8 @@ class ShardServer:
         self._work: set[asyncio.Task[Any]] = set()
         self._answering = 0
         self._ending = False
+        self._lost: ShardUnavailable | None = None
+        """Once the pool is gone with the process that held it."""
 
     async def start(self) -> None:
         """Bind everything. Raises `OSError` (port in use, no permission) or `BadRequest` (run directory)."""
@@ -118,7 +129,7 @@ class ShardServer:
             await self.registration.leave()
         self._ending = True
         end = time.monotonic() + grace_s
-        while (self._answering or self._work) and time.monotonic() < end:
+        while (self._answering or self._work) and time.monotonic() < end and self._lost is None:
             await asyncio.sleep(0.01)
         if self._grpc is not None:
             # gRPC waits so long for clients to hang up, whatever is in flight: only what it takes to send answers.
@@ -128,6 +139,8 @@ class ShardServer:
             self._socket("rpc").unlink(missing_ok=True)
         if self._nixl is not None:
             await self._nixl.stop()
+        elif self._beside is not None:
+            await self._beside.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,12 +158,27 @@ class ShardServer:
         """Raises `BadRequest` where NIXL is asked for and cannot be used."""
         if not self.settings.nixl:
             return
+        from kvstore.transport.nixl.beside import Beside
         from kvstore.transport.nixl.service import NixlService
 
-        pool = self.shard.pool.arena
-        assert isinstance(pool, Arena)  # `Settings` sees to it
-        self._nixl = NixlService(self.settings.layout, pool, self.clients, self.shard.meters, self.facts, self._left)
+        layout, pool = self.settings.layout, self.shard.pool.arena
+        if self._beside is None:
+            assert isinstance(pool, Arena)  # who made a pool on a device has made its mover before
+            self._beside = Beside.of(layout, pool)
+        self._nixl = NixlService(
+            layout, self._beside, self.clients, self.shard.meters, self.facts, self._left, self._pool_lost
+        )
         await self._nixl.start()
+
+    def _pool_lost(self) -> None:
+        """Nothing is answered from it any more, and the shard ends."""
+        what = f"the process that held its pool on {self.settings.device} (its mover) has ended, and the pool with it"
+        self._lost = ShardUnavailable(f"shard {self.settings.shard}: {what}")
+        self._ending = True
+        if self._door is not None:
+            self._begin(self._door.close())
+        if not self.failed.done():
+            self.failed.set_result(ShardUnavailable(what))
 
     def _ways(self) -> list[Transport]:
         """Transports in use beside `mapped`: one row a lane, and one without a lane until a first transfer shows it."""
@@ -243,6 +271,7 @@ class ShardServer:
             "calls": str(self._socket("calls")),
             "nixl": self._nixl is not None,
             "pool_on": self.settings.device or "host",
+            "pool_pid": os.getpid() if self._beside is None else self._beside.pool_pid,
             "cluster": self.settings.cluster,
             "epoch": self._epoch,
             "metrics": self.metrics_url,
@@ -256,24 +285,10 @@ class ShardServer:
     def _listen(self, server: grpc.aio.Server) -> None:
         """Take the port: for gRPC itself, or for the front that ends TLS before it. Raises `OSError`."""
         settings = self.settings
-        if not settings.access.tls:
-            self.port = _bind(server, settings.host, settings.port)
-            return
-        from kvstore.security.front import Front, bind
-
-        bound = bind(settings.host, settings.port)
-        self.port = int(bound.getsockname()[1])
-        inside = self._socket("rpc")
-        clear_the_way(inside, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            server.add_insecure_port(f"unix:{inside}")
-        except RuntimeError as error:
-            bound.close()
-            raise OSError(f"cannot listen on {inside}: {error}") from None
-        finally:
-            os.umask(before)
-        self._front = Front(bound, settings.access, inside, self.refusals)
+        if settings.access.tls:
+            self.port, self._front = behind_front(server, settings, self.refusals)
+        else:
+            self.port = take_port(server, settings.host, settings.port)
 
     def _socket(self, kind: str) -> Path:
         return self.settings.socket_path(self.port, kind)
@@ -327,6 +342,8 @@ class ShardServer:
                 where = "where only requests go" if expected is None else f"to the method {expected.__name__}"
                 raise BadRequest(f"a {kind.__name__} was sent {where}")
             reply = await self._perform(envelope, message)
+            if self._lost is not None:
+                raise self._lost
             return wire.pack_reply(self.shard.clock.now, reply, self._epoch)
         except StoreError as error:
             self._noticed(error)
@@ -425,16 +442,3 @@ class ShardServer:
                 self._noticed(error)
             except Exception:
                 _log.exception("sweep failed")
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """The port in use. Raises `OSError` with the reason: gRPC itself only says that it could not."""
-    if port:
-        with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    where = f"[{host}]" if ":" in host else host
-    try:
-        return int(server.add_insecure_port(f"{where}:{port}"))
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {where}:{port}: {error}") from None

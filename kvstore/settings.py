@@ -79,8 +79,6 @@ class Settings:
             raise BadRequest("durability needs a log directory (--log-dir DIR)")
         if self.device:
             require_name(self.device)
-            if self.nixl:
-                raise BadRequest("--nixl reads pools in host memory: without --device, please")
 
     @property
     def host_bytes(self) -> int:

@@ -1,18 +1,15 @@
-"""Copying blocks out of a caller's staging arena, run by run, and summing what arrived."""
+"""What a put asks of the staging arena that it is pulled from, and of what has arrived."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from kvstore.arena import Arena, PoolArena
+from kvstore.arena import Arena
 from kvstore.errors import BadRequest, ChecksumMismatch, StagingRejected
-from kvstore.runs import pieces as pieces
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -36,25 +33,6 @@ def require_staging(staging: Arena | None, rows: Slots, block_bytes: int) -> Are
     if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(staging)):
         raise StagingRejected(f"a staging slot lies outside the arena of {len(staging)} slots")
     return staging
-
-
-def pull(staging: Arena, source: Slots, pool: PoolArena, target: Slots) -> Words:
-    """Copy the data (not the headers) of slots `source` of `staging` to slots `target` of `pool`; xxh3-64 of each block
-    as it arrived. Raises `DeviceFailed`."""
-    if not isinstance(pool, Arena):
-        from kvstore.transport.device.arena import DeviceArena
-
-        assert isinstance(pool, DeviceArena)
-        return pool.pull(staging, source, target)
-    for start, into, length in pieces(source, target):
-        pool.data[into : into + length] = staging.data[start : start + length]
-    return sums_of(pool, target)
-
-
-def sums_of(arena: PoolArena, slots: Slots) -> Words:
-    """xxh3-64 of the data in each of `slots`, as it lies there now."""
-    digest: Callable[[Any], int] = xxhash.xxh3_64_intdigest  # arrays have the buffer protocol
-    return np.fromiter((digest(block) for block in arena.payloads(slots)), np.uint64, len(slots))
 
 
 def require_sums(found: Words, stated: Words) -> None:

@@ -18,7 +18,6 @@ from kvstore.shard.core import Call, Core
 from kvstore.shard.leases import Slots, Words
 from kvstore.shard.pull import (
     first_of_each,
-    pull,
     require_one_block_a_key,
     require_rows,
     require_staging,
@@ -96,8 +95,7 @@ class Puts:
 
     def _pull(self, flight: _Flight, staging: Arena) -> None:
         began = perf_counter()
-        arena = self._core.pool.arena
-        flight.sums = pull(staging, flight.request.staging[flight.rows], arena, flight.slots)
+        flight.sums = self._core.pool.arena.pull(staging, flight.request.staging[flight.rows], flight.slots)
         require_sums(flight.sums, flight.request.data_sums[flight.rows])
         self._stage("pull", began, flight.call)
 

@@ -15,7 +15,6 @@ from kvstore.messages import Miss
 from kvstore.session import DEFAULT_TTL_MS, Session, Tail
 from kvstore.shard.core import Core
 from kvstore.shard.leases import Slots
-from kvstore.shard.pull import sums_of
 
 _log = logging.getLogger("kvscope.store.log")
 RECOVERED_CLASS = "recovered"
@@ -79,7 +78,7 @@ def _publish(core: Core, slots: Slots, batch: list[LiveEntry], now_ms: int) -> N
     clock = np.array([entry.clock for entry in batch], np.uint64)
     valid = np.array([entry.valid for entry in batch], np.int64)
     chains = np.frombuffer(b"".join(entry.chain for entry in batch), np.uint8).reshape(-1, 24)
-    sums = sums_of(core.pool.arena, slots)
+    sums = core.pool.arena.sums(slots)
     # Only tails are logged with their session.
     tails = np.array([entry.session != 0 for entry in batch], np.bool_)
     for rows, flags in ((np.flatnonzero(~tails), 0), (np.flatnonzero(tails), FLAG_TAIL)):

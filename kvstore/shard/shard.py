@@ -135,21 +135,16 @@ class Shard:
         bitmap: SlotBitmap | None = None,
         sealed: bool = True,
         device: str = "",
+        arena: PoolArena | None = None,
         **options: Any,
     ) -> Shard:
         """A shard with a new pool of `blocks` slots, kept in `bitmap` (all free); `options` as for `Shard`.
 
         `sealed` False: other processes of this user could map the pool writable, as an HCA's driver needs it. `device`:
         where the data lies, "" for host memory; raises `BadRequest` where there is none such, or not so much memory.
+        `arena`: what the pool lies in, where somebody has made that already.
         """
-        arena: PoolArena
-        if device:
-            from kvstore.transport.device.arena import DeviceArena
-            from kvstore.transport.device.memory import device_named
-
-            arena = DeviceArena.create(device_named(device), blocks, layout.slot_bytes, layout.block_bytes)
-        else:
-            arena = Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=sealed)
+        arena = arena or _new_arena(layout, blocks, device, sealed=sealed)
         pool = Pool(arena, Index.create(blocks), bitmap=bitmap, window_blocks=layout.window_blocks)
         return cls(layout, pool, **options)
 
@@ -386,6 +381,15 @@ class Shard:
     @property
     def pins(self) -> int:
         return self.core.leases.pins
+
+
+def _new_arena(layout: Layout, blocks: int, device: str, *, sealed: bool) -> PoolArena:
+    if not device:
+        return Arena.create("kv-pool", blocks, layout.slot_bytes, layout.block_bytes, pool=sealed)
+    from kvstore.transport.device.arena import DeviceArena
+    from kvstore.transport.device.memory import device_named
+
+    return DeviceArena.create(device_named(device), blocks, layout.slot_bytes, layout.block_bytes)
 
 
 def _blocks(message: Any) -> int:

@@ -22,7 +22,7 @@ from kvstore.session import Session, Tail
 from kvstore.shard.claims import Claim, names
 from kvstore.shard.core import Call, Core
 from kvstore.shard.leases import Slots, Words
-from kvstore.shard.pull import first_of_each, pull, require_rows, require_staging, require_sums
+from kvstore.shard.pull import first_of_each, require_rows, require_staging, require_sums
 from kvstore.shard.puts import published
 from kvstore.shard.relog import existing_batch, give_way, take_back, until_logged
 
@@ -98,7 +98,7 @@ class Tails:
         try:
             if len(rows):
                 flight.slots = core.reserve(len(rows), one_run=False, now_ms=now_ms)
-            flight.sums = pull(arena, request.staging[rows], core.pool.arena, flight.slots)
+            flight.sums = core.pool.arena.pull(arena, request.staging[rows], flight.slots)
             require_sums(flight.sums, request.data_sums[rows])
             if request.durability:
                 existing = pinned[~core.journal.logged[pinned]]

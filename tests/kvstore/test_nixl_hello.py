@@ -44,7 +44,7 @@ def test_a_hello_is_read_back_as_it_was_said() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("protocol", 2),
+        ("protocol", 1),
         ("layout", None),
         ("layout", []),
         ("layout", {"model_id": "x", "heads": 0}),

@@ -14,7 +14,8 @@ from kvstore.errors import BadRequest, StagingRejected
 from kvstore.header import HEADER, HEADER_BYTES, Bytes, Headers, Words, sums
 from kvstore.runs import pieces
 from kvstore.transport.device.bounce import Bounce
-from kvstore.transport.device.memory import Device, DeviceMemory, Exported
+from kvstore.transport.device.holder import Holder
+from kvstore.transport.device.memory import Device, DeviceMemory, Exported, Move
 from kvstore.transport.device.moves import block_moves, host_moves
 
 Slots = npt.NDArray[np.int64]
@@ -42,7 +43,18 @@ class GuestStaging(Arena):
 class DeviceArena:
     """What a shard's pool lies in (`arena.PoolArena`). Its copies are made by the shard's thread, which waits."""
 
-    def __init__(self, device: Device, data: DeviceMemory, headers: Memory, slot_bytes: int, block_bytes: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        data: DeviceMemory,
+        headers: Memory,
+        slot_bytes: int,
+        block_bytes: int,
+        *,
+        holder: Holder | None = None,
+        exported: Exported | None = None,
+    ) -> None:
+        """`holder`: the process that `data` was opened from, and `exported` what it was opened by."""
         self.device = device
         self.memory = headers
         self.slot_bytes = slot_bytes
@@ -50,7 +62,8 @@ class DeviceArena:
         self.headers: Headers = headers_in(headers)
         self._data = data
         self._bounce = Bounce(device, block_bytes)
-        self.exported: Exported = data.export()
+        self.holder = holder
+        self.exported: Exported = data.export() if exported is None else exported
 
     @classmethod
     def create(cls, device: Device, count: int, slot_bytes: int, block_bytes: int) -> DeviceArena:
@@ -79,14 +92,17 @@ class DeviceArena:
             for row, payload in zip(room, payloads[rows], strict=True):
                 row[: len(payload)] = payload
                 row[len(payload) :] = 0
-            self.device.move(host_moves(self._data.address, slots[rows], room, self.block_bytes))
+            self._move(host_moves(self._data.address, slots[rows], room, self.block_bytes))
 
     def sums(self, slots: Slots) -> Words:
-        """xxh3-64 of the data in each of `slots`, as it lies there now."""
-        return self._sums(self._data.address, slots)
+        """See `PoolArena.sums`."""
+        found = np.zeros(len(slots), np.uint64)
+        for rows, room in self._off(self._data.address, slots):
+            found[rows] = sums(room)
+        return found
 
     def pull(self, staging: Arena, source: Slots, target: Slots) -> Words:
-        """Copy the data of slots `source` of `staging` to `target`; xxh3-64 of each block as it arrived here.
+        """See `PoolArena.pull`.
 
         What comes from host memory is summed where it is bounced, before it goes on to the device; what comes from a
         device's memory is copied there device to device, and summed from a copy off our own.
@@ -106,30 +122,35 @@ class DeviceArena:
             for start, into, length in pieces(source[rows], np.arange(len(room))):
                 room[into : into + length] = staging.data[start : start + length]
             found[rows] = sums(room)
-            self.device.move(host_moves(self._data.address, target[rows], room, self.block_bytes))
+            self._move(host_moves(self._data.address, target[rows], room, self.block_bytes))
         return found
 
     def _pull_device(self, staging: Arena, source: Slots, target: Slots) -> Words:
         assert isinstance(staging, GuestStaging)
         theirs = staging.on_device.address
-        self.device.move(block_moves(self._data.address, target, theirs, source - staging.near, self.block_bytes))
+        self._move(block_moves(self._data.address, target, theirs, source - staging.near, self.block_bytes))
         return self.sums(target)
-
-    def _sums(self, address: int, slots: Slots) -> Words:
-        found = np.zeros(len(slots), np.uint64)
-        for rows, room in self._off(address, slots):
-            found[rows] = sums(room)
-        return found
 
     def _off(self, address: int, slots: Slots) -> Iterator[tuple[slice, Bytes]]:
         """Blocks on their way off the device, as many as fit into the bounce buffer at a time."""
         for rows, room in self._bounce.rounds(len(slots)):
-            self.device.move(host_moves(address, slots[rows], room, self.block_bytes, off=True))
+            self._move(host_moves(address, slots[rows], room, self.block_bytes, off=True))
             yield rows, room
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Raises `DeviceFailed`, and `ShardUnavailable` where who holds the pool has ended."""
+        try:
+            self.device.move(moves)
+        finally:
+            if self.holder is not None:
+                self.holder.require("this shard")
 
     def close(self) -> None:
         """The device's memory is not freed: readers may still have its handle open, and what they read would be
-        undefined then (CUDA). It goes with the process, which is the pool's own."""
+        undefined then (CUDA). It goes with the process that holds it."""
+        if self.holder is not None:
+            self._data.close()
+            self.holder.close()
         self.memory.close()
 
 

@@ -103,7 +103,8 @@ class CudaDevice:
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def allocate(self, size: int) -> CudaMemory:
+    def allocate(self, size: int, *, lent: bool = False) -> CudaMemory:
+        """What is exported can be written to by whoever opens it, `lent` or not."""
         rounded = -(-size // _GRANULE) * _GRANULE
         address = c_void_p()
         try:
@@ -115,7 +116,7 @@ class CudaDevice:
             raise BadRequest(f"{self.name}: {rounded / (1 << 20):.0f} MiB cannot be had{left}: {error}") from None
         return CudaMemory(self, address.value or 0, rounded, self.ordinal, theirs=False)
 
-    def open(self, words: dict[str, Any], fds: list[int]) -> CudaMemory:
+    def open(self, words: dict[str, Any], fds: list[int], *, writable: bool = False) -> CudaMemory:
         handle = _handle_of(words)
         if fds:
             raise StagingRejected("a CUDA handle comes without descriptors")

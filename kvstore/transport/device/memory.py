@@ -68,12 +68,13 @@ class Device(Protocol):
     lane: str
     """How its memory is reached from other processes, as `kv_transport_info` says it."""
 
-    def allocate(self, size: int) -> DeviceMemory:
-        """New memory. Raises `BadRequest` where there is not so much."""
+    def allocate(self, size: int, *, lent: bool = False) -> DeviceMemory:
+        """New memory; `lent`: another process will write there, too. Raises `BadRequest` where there is not so much."""
         ...
 
-    def open(self, words: dict[str, Any], fds: list[int]) -> DeviceMemory:
-        """Another process's memory. Takes over the descriptors once it returns. Raises `StagingRejected`."""
+    def open(self, words: dict[str, Any], fds: list[int], *, writable: bool = False) -> DeviceMemory:
+        """Another process's memory; `writable`: it is lent to us. Takes over the descriptors once it returns. Raises
+        `StagingRejected`."""
         ...
 
     def host(self, size: int) -> Bytes:

@@ -18,6 +18,7 @@ from kvstore.index import Index
 from kvstore.layout import Layout
 from kvstore.transport.device.arena import adopt_headers
 from kvstore.transport.device.gather import worth_it
+from kvstore.transport.device.holder import Holder
 from kvstore.transport.device.memory import Device, DeviceMemory, Move
 from kvstore.transport.device.moves import block_moves, host_moves
 from kvstore.transport.near import NearPeer
@@ -41,10 +42,12 @@ class DevicePeer(NearPeer):
         connection: socket.socket,
         *,
         lends: bool = False,
+        holder: Holder | None = None,
     ) -> None:
-        """`lends`: the shard has memory of ours open."""
-        super().__init__(facts, index, pidfd, connection)
+        """`lends`: the shard has memory of ours open. `holder`: the process that holds the pool, if not the shard."""
+        super().__init__(facts, index, pidfd, connection, *([] if holder is None else [holder.fd]))
         self._lends = lends
+        self._holder = holder
         layout = Layout(**facts["layout"])
         self.device = device
         self.block_bytes = layout.block_bytes
@@ -62,8 +65,9 @@ class DevicePeer(NearPeer):
     def enter(
         cls, said: dict[str, Any], fds: list[int], connection: socket.socket, device: Device, *, lends: bool
     ) -> DevicePeer:
-        """Open what the shard handed out: headers, index, pidfd, and what its device needs beside the words. Takes over
-        the descriptors once it returns. Raises `StagingRejected`, `BadRequest`."""
+        """Open what the shard handed out: headers, index, pidfd, that of who holds the pool if that is another process
+        (`held` in the device's words), and what its device needs beside the words. Takes over the descriptors once it
+        returns. Raises `StagingRejected`, `BadRequest`."""
         if len(fds) < 3:
             raise BadRequest(f"the shard handed out {len(fds)} descriptors, and headers, index and pidfd are expected")
         blocks = int(said["blocks"])
@@ -72,8 +76,12 @@ class DevicePeer(NearPeer):
         size = int(said["device"].get("size", 0))
         if size < blocks * Layout(**said["layout"]).block_bytes:
             raise BadRequest(f"the shard's memory of {size} bytes does not hold its {blocks} blocks")
-        pool = device.open(said["device"], fds[3:])
-        return cls(said, device, pool, headers, index, fds[2], connection, lends=lends)
+        held = bool(said["device"].get("held"))
+        if held and len(fds) < 4:
+            raise BadRequest("the shard handed out no descriptor of the process that holds its pool")
+        pool = device.open(said["device"], fds[3 + held :])
+        holder = Holder(fds[3]) if held else None
+        return cls(said, device, pool, headers, index, fds[2], connection, lends=lends, holder=holder)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -98,6 +106,8 @@ class DevicePeer(NearPeer):
             many = gather is not None and gather.usable and worth_it(len(moves), len(slots), self.block_bytes)
             if gather is None or not many or not gather.copy(to, places, pool.address, slots, self.block_bytes):
                 self._move(moves)
+            else:
+                self._require_holder()
             return len(moves)
 
     @property
@@ -127,8 +137,15 @@ class DevicePeer(NearPeer):
         except DeviceFailed as error:
             if not self.alive():
                 raise ShardUnavailable(f"shard {self.facts.get('shard')}: its process has ended") from None
+            self._require_holder()
             raise error
+        self._require_holder()
         return len(moves)
+
+    def _require_holder(self) -> None:
+        """What was copied is the pool's only if who holds it is still there."""
+        if self._holder is not None:
+            self._holder.require(f"shard {self.facts.get('shard')}")
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[DeviceMemory]:
@@ -145,6 +162,8 @@ class DevicePeer(NearPeer):
         if pool is not None:
             pool.close()
         self._memory.close()
+        if self._holder is not None:
+            self._holder.close()
         if not self._lends:
             connection.close()
             return

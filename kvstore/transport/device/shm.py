@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ShmMemory:
-    """A sealed memfd; others may only read it."""
+    """A sealed memfd; others may only read it, unless it is lent."""
 
     def __init__(self, memory: Memory) -> None:
         self.size = memory.size
@@ -47,19 +47,19 @@ class ShmDevice:
     lane = "memfd"
     gather: Gather | None = None
 
-    def allocate(self, size: int) -> ShmMemory:
+    def allocate(self, size: int, *, lent: bool = False) -> ShmMemory:
         try:
-            return ShmMemory(Memory.create("kv-device", size, readers_cannot_write=True))
+            return ShmMemory(Memory.create("kv-device", size, readers_cannot_write=not lent))
         except (OSError, MemoryError, ValueError) as error:
             raise BadRequest(f"shm: {size} bytes cannot be had: {getattr(error, 'strerror', None) or error}") from None
 
-    def open(self, words: dict[str, Any], fds: list[int]) -> ShmMemory:
+    def open(self, words: dict[str, Any], fds: list[int], *, writable: bool = False) -> ShmMemory:
         if words.get("kind") != "shm" or len(fds) != 1:
             raise StagingRejected("not memory of the device shm: one descriptor is expected")
         size, announced = os.fstat(fds[0]).st_size, words.get("size")
         if type(announced) is not int or not 0 < announced <= size:
             raise StagingRejected(f"memory of {size} bytes, and {announced!r} were announced")
-        return ShmMemory(Memory.adopt(fds[0]))
+        return ShmMemory(Memory.adopt(fds[0], writable=writable))
 
     def host(self, size: int) -> Bytes:
         return np.zeros(size, np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +27,22 @@ class Disconnected(Exception):  # noqa: N818 - what became of a read, not an err
 
 @dataclass(eq=False, slots=True)
 class Transfer:
-    """A read. `descriptors` it is made of, `size` in bytes; `handle` 0 once it has ended, `why`: badly."""
+    """A read. `descriptors` it is made of, `size` in bytes; `handle` 0 once it has ended, `why`: badly. `other`: the
+    read's second request, since one has one kind of memory on a side; the read has ended when both have."""
 
     handle: int
     peer: str
     descriptors: int
     size: int
     why: str = ""
+    other: Transfer | None = None
+
+    def and_with(self, other: Transfer) -> Transfer:
+        """This read, of both requests."""
+        self.other = other
+        self.descriptors += other.descriptors
+        self.size += other.size
+        return self
 
 
 def agent_name(kind: str) -> str:
@@ -127,9 +137,9 @@ class Agent:
             return  # it is not known (any more)
 
     def prepare(self, peer: str | None, rows: Rows, *, gpu: int | None = None) -> int:
-        """A prepared list of descriptors: of our own memory (None; `gpu`: on that card, which they name, too) or a
-        peer's; raises `BadRequest` for memory that the peer has not registered, `ShardUnavailable` where a peer cannot
-        be reached now."""
+        """A prepared list of descriptors: of our own memory (None) or a peer's (`gpu`: on that card of its owner, which
+        they name, too); raises `BadRequest` for memory that the peer has not registered, `ShardUnavailable` where a
+        peer cannot be reached now."""
         listed = self._nixl.nixlXferDList(self._segment(gpu), rows)
         try:
             handle: int = self._agent.prepXferDlist(self._nixl.NIXL_INIT_AGENT if peer is None else peer, listed, [])
@@ -168,10 +178,16 @@ class Agent:
 
     def post(self, transfer: Transfer) -> None:
         """Begin it; over shared memory that is all of it. Raises `Disconnected`."""
+        other = transfer.other
         try:
             self._agent.postXferReq(transfer.handle, "")
         except Exception as error:
+            if other is not None:
+                self.let_go(other)
             raise self._failed(transfer, str(error)) from None
+        if other is not None:
+            with contextlib.suppress(Disconnected):  # `over` says so, once the first has ended
+                self.post(other)
 
     def read(self, peer: str, local: Rows, remote: Rows) -> Transfer:
         """`make` and `post`."""
@@ -188,6 +204,22 @@ class Agent:
     def over(self, transfer: Transfer) -> bool:
         """Whether it has ended (its handle goes with it); raises `Disconnected` when it ended badly. May be asked
         again, also after an exception of whoever asked (Ctrl-C) has cut it short."""
+        if transfer.other is not None:
+            return self._both_over(transfer, transfer.other)
+        return self._one_over(transfer)
+
+    def _both_over(self, transfer: Transfer, other: Transfer) -> bool:
+        ended, why = True, ""
+        for one in (transfer, other):
+            try:
+                ended &= self._one_over(one)
+            except Disconnected as error:
+                why = str(error)
+        if ended and why:
+            raise Disconnected(why)
+        return ended
+
+    def _one_over(self, transfer: Transfer) -> bool:
         handle = transfer.handle
         if not handle:
             if transfer.why:
@@ -203,6 +235,11 @@ class Agent:
             raise self._failed(transfer, str(state))
         self._release(transfer)
         return True
+
+    def let_go(self, transfer: Transfer) -> None:
+        """Of a read that was made and will not be posted."""
+        if transfer.handle:
+            self._release(transfer)
 
     def progress(self) -> None:
         """Let an initiator go on where it has nothing to ask about: connections that ended are closed."""

@@ -272,4 +272,9 @@ def _checked(facts: dict[str, Any]) -> dict[str, Any]:
     for field, most in (("base", 1 << 63), ("landing_slots", 1 << 32)):
         number(pool, field, most)
     number(facts, "blocks", _MAX_BLOCKS)
+    data = pool.get("data")
+    if data is not None:
+        if not isinstance(data, dict) or type(data.get("gpu")) not in (int, type(None)):
+            raise BadRequest("the shard does not say where the data of its blocks lies")
+        number(data, "base", 1 << 63)
     return facts

@@ -1,4 +1,4 @@
-"""A shard's hold on its mover: started, asked, and started again when it has ended."""
+"""A shard's hold on its mover: started, asked, and started again when it has ended (unless it held the pool)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.arena import Arena
+from kvstore.arena import Arena, Memory
+from kvstore.door import close_all
 from kvstore.errors import BadRequest, ShardUnavailable, StagingRejected, StoreError, decode
+from kvstore.layout import Layout
 from kvstore.transport.nixl import frames
 
 START_TIMEOUT_S = 180.0
@@ -23,12 +25,17 @@ AGAIN_S, LONGEST_AGAIN_S = 0.05, 5.0
 
 
 class Hands:
-    """The mover of one shard. `ended` is called when it has ended by itself: its clients have lost their memory."""
+    """The mover of one shard. `ended` is called when it has ended by itself: its clients have lost their memory. With a
+    `device` the data of the pool's blocks is in that process's memory, and it is not started again."""
 
-    def __init__(self, pool: Arena, landing: Arena, ended: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, pool: Memory, blocks: int, landing: Arena, device: str = "") -> None:
+        """`pool`: `blocks` slots of the layout, or only their headers with a `device`."""
+        self._layout = layout
         self._pool = pool
+        self._blocks = blocks
         self._landing = landing
-        self._ended = ended
+        self.device = device
+        self.ended: Callable[[], None] = _nobody
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._process: asyncio.subprocess.Process | None = None
@@ -37,6 +44,8 @@ class Hands:
         self._up = asyncio.Event()
         self.said: dict[str, Any] = {}
         """Agent, metadata and address of the pool; empty while there is no mover."""
+        self.fds: list[int] = []
+        """What came beside it: descriptors that its memory on a device is opened by. They are whose who takes them."""
 
     @property
     def pid(self) -> int:
@@ -44,12 +53,17 @@ class Hands:
         return 0 if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start it. Raises `BadRequest` with what stands in its way."""
+        """Start it, once. Raises `BadRequest` with what stands in its way."""
+        if self._keeping is not None:
+            return
         reader = await self._spawn()
         self._keeping = asyncio.get_running_loop().create_task(self._keep(reader))
 
     async def ready(self) -> None:
-        """Returns when there is a mover, which may take as long as starting one."""
+        """Returns when there is a mover, which may take as long as starting one. Raises `ShardUnavailable` where there
+        will be none."""
+        if self.device and self._writer is None:
+            raise ShardUnavailable("the shard's mover has ended, and with it the pool")
         await self._up.wait()
 
     async def stop(self) -> None:
@@ -75,28 +89,30 @@ class Hands:
 
     async def _spawn(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
-        fds = {"socket": theirs.fileno(), "pool": self._pool.memory.fd, "landing": self._landing.memory.fd}
+        fds = {"socket": theirs.fileno(), "pool": self._pool.fd, "landing": self._landing.memory.fd}
         words = [f"--{name}={fd}" for name, fd in fds.items()]
-        words += [f"--slots={len(self._pool)}", f"--landing-slots={len(self._landing)}"]
+        words += [f"--slots={self._blocks}", f"--landing-slots={len(self._landing)}"]
+        words += [f"--device={self.device}", f"--block-bytes={self._layout.block_bytes}"] if self.device else []
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "kvstore.transport.nixl.mover",
                 *words,
-                f"--slot-bytes={self._pool.slot_bytes}",
+                f"--slot-bytes={self._layout.slot_bytes}",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=tuple(fds.values()),
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        try:
+        ours.setblocking(False)
+        said: dict[str, Any] | None = None
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
-                said = await frames.next_frame(reader)
-        except TimeoutError:
-            said = None
+                said, self.fds = await frames.first_frame(ours)
+        reader, self._writer = await asyncio.open_connection(sock=ours)
         if said is None or not said.get("ready"):
+            close_all(self.fds)
             await self._bury()
             raise decode(int((said or {}).get("code", BadRequest.code)), (said or {}).get("text", _SILENT))
         self.said = said
@@ -112,7 +128,9 @@ class Hands:
             while (said := await frames.next_frame(reader)) is not None:
                 self._take(said)
             await self._bury()
-            self._ended()
+            self.ended()
+            if self.device:
+                return
             wait_s = AGAIN_S if loop.time() - began > LONGEST_AGAIN_S else min(LONGEST_AGAIN_S, wait_s * 2)
             while True:
                 await asyncio.sleep(wait_s)
@@ -151,6 +169,10 @@ class Hands:
             if not answer.done():
                 answer.set_exception(ShardUnavailable("the shard's mover has ended"))
         self._waiting.clear()
+
+
+def _nobody() -> None:
+    """Is told of its end."""
 
 
 _SILENT = "the shard's mover, the process that moves blocks by NIXL, does not start (its output says more)"

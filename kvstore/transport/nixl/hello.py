@@ -16,7 +16,8 @@ from typing import Any
 from kvstore.errors import BadRequest, StagingRejected
 from kvstore.layout import Layout
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""1: a pool is one arena of slots."""
 MAX_HELLO = 65_536
 MAX_METADATA = 32_768
 MAX_STAGING_SLOTS = 1 << 24

@@ -3,6 +3,9 @@
 It knows addresses and slots, not keys: the shard says what to pull and where to, into a landing arena that both map,
 and believes nothing of it before it has summed it. UCX may abort this process when a client dies at a bad moment
 (see the package's page); the shard then starts it again. It ends with its shard: when the socket to it does.
+
+A pool on a device (`--device`) is in this process's own memory, since NIXL registers no other (ai-dynamo/nixl#154): the
+shard opens it by its handle, as clients of the host do, and `pool` is only its headers. Such a pool ends with us.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Any
 import numpy as np
 
 from kvstore.errors import StoreError
+from kvstore.header import HEADER_BYTES
+from kvstore.transport.device.memory import DeviceMemory, device_named
 from kvstore.transport.nixl import frames
 from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, own_name, spans
 from kvstore.transport.nixl.lanes import lanes_of
@@ -38,10 +43,23 @@ class Mapped:
         self.base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
 
 
+class Data:
+    """The blocks of a pool on a device, packed. `gpu`: which card, as CUDA numbers it here; None: host memory."""
+
+    def __init__(self, device: str, size: int) -> None:
+        """Raises `BadRequest` where there is no such device, or not so much memory."""
+        on = device_named(device)
+        self.memory: DeviceMemory = on.allocate(size, lent=True)
+        self.gpu: int | None = getattr(on, "ordinal", None)
+        self.exported = self.memory.export()
+
+
 class Mover:
     """Answers its shard until the socket ends."""
 
-    def __init__(self, connection: socket.socket, pool: Mapped, landing: Mapped, slot_bytes: int) -> None:
+    def __init__(
+        self, connection: socket.socket, pool: Mapped, landing: Mapped, slot_bytes: int, data: Data | None = None
+    ) -> None:
         self._connection = connection
         self._landing = landing
         self._slot_bytes = slot_bytes
@@ -51,15 +69,19 @@ class Mover:
         self._pulls = Owner("pull", serves=False)
         self._pool.call(lambda agent: agent.register(pool.base, pool.size))
         self._pulls.call(lambda agent: agent.register(landing.base, landing.size))
+        if data is not None:
+            on = data
+            self._pool.call(lambda agent: agent.register(on.memory.address, on.memory.size, gpu=on.gpu))
         metadata = self._pool.call(lambda agent: agent.metadata)
-        self._say(
-            {
-                "ready": True,
-                "agent": self._pool.name,
-                "metadata": base64.b64encode(metadata).decode(),
-                "base": pool.base,
-            }
-        )
+        said: dict[str, Any] = {
+            "ready": True,
+            "agent": self._pool.name,
+            "metadata": base64.b64encode(metadata).decode(),
+            "base": pool.base,
+        }
+        if data is not None:
+            said |= {"data": {"base": data.memory.address, "gpu": data.gpu}, "device": data.exported.words}
+        frames.send_first(connection, said, [] if data is None else data.exported.fds)
 
     def run(self) -> None:
         while (asked := frames.read_frame(self._connection)) is not None:
@@ -133,15 +155,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     for name in ("socket", "pool", "slots", "landing", "landing-slots", "slot-bytes"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--block-bytes", type=int, default=0)
     given = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with its shard, not before
     connection = socket.socket(fileno=given.socket)
     try:
+        data = Data(given.device, given.slots * given.block_bytes) if given.device else None
         # An HCA registers memory for writing; on other lanes nobody can write into a pool that is mapped read-only.
-        pool = Mapped(given.pool, given.slots, given.slot_bytes, writable=has_hca())
+        pool = Mapped(given.pool, given.slots, HEADER_BYTES if data else given.slot_bytes, writable=has_hca())
         landing = Mapped(given.landing, given.landing_slots, given.slot_bytes, writable=True)
-        mover = Mover(connection, pool, landing, given.slot_bytes)
+        mover = Mover(connection, pool, landing, given.slot_bytes, data)
     except StoreError as error:
         connection.sendall(frames.pack({"ready": False, "code": error.code, "text": str(error)}))
         return 1

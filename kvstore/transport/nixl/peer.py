@@ -15,6 +15,7 @@ from kvstore.deadline import Deadline
 from kvstore.errors import DeadlineExceeded, ShardUnavailable, StoreError
 from kvstore.header import Bytes
 from kvstore.index import Index
+from kvstore.layout import Layout
 from kvstore.transport import Ints, Words
 from kvstore.transport.nixl.agent import Disconnected, own_name
 from kvstore.transport.nixl.landing import Landing, Run
@@ -22,6 +23,7 @@ from kvstore.transport.nixl.owner import Make, Moved, Owner
 from kvstore.transport.nixl.reads import Pending, Reads
 from kvstore.transport.nixl.regions import Region, Regions
 from kvstore.transport.nixl.remote import RemotePool
+from kvstore.transport.nixl.split import Data, SplitPool
 
 Steps = Generator["Pending | Future[Moved]", Moved, int]
 """Waits for reads one after the other; its value is how many descriptors they took."""
@@ -50,9 +52,8 @@ class NixlPeer:
     def __init__(self, facts: dict[str, Any], owner: Owner, regions: Regions, landing: Landing, ended: Ended) -> None:
         self.facts = facts
         self.index: Index | None = None
-        pool = facts["nixl"]
-        self._named = str(pool["agent"])
-        self._pool = RemotePool(own_name(self._named), int(pool["base"]), int(facts["blocks"]), landing.slot_bytes)
+        self._named = str(facts["nixl"]["agent"])
+        self._pool = _pool_of(facts, own_name(self._named), landing.slot_bytes)
         self._who = f"shard {facts['shard']} ({facts['address']})"
         self._owner = owner
         self._reads = Reads(owner)
@@ -70,6 +71,9 @@ class NixlPeer:
         try:
             await asyncio.wrap_future(self._owner.submit(self._pool.prepare))
             await self.fetch_generations(np.zeros(1, np.int64), deadline)
+            if self._pool.split:  # the way to the data is another than that to the headers
+                one = np.empty((1, self._landing.slot_bytes), np.uint8)
+                await self.fetch(np.zeros(1, np.int64), None, one, deadline)
         except BaseException:
             self.close()
             raise
@@ -271,6 +275,15 @@ class NixlPeer:
     def _give_up(self, waited: Pending | Future[Moved], why: StoreError) -> None:
         if isinstance(waited, Pending):
             self._reads.give_up(waited, why)
+
+
+def _pool_of(facts: dict[str, Any], agent: str, slot_bytes: int) -> RemotePool:
+    told, blocks = facts["nixl"], int(facts["blocks"])
+    base, data = int(told["base"]), told.get("data")
+    if data is None:
+        return RemotePool(agent, base, blocks, slot_bytes)
+    at = Data(int(data["base"]), None if data["gpu"] is None else int(data["gpu"]))
+    return SplitPool(agent, base, blocks, Layout(**facts["layout"]), at)
 
 
 def _nothing() -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvstore.errors import StoreError
-from kvstore.header import Bytes
-from kvstore.transport.nixl.agent import spans
+from kvstore.header import HEADER_BYTES, Bytes
+from kvstore.transport.nixl.agent import Agent, spans
 from kvstore.transport.nixl.owner import Owner
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Region:
         self.base = self._memory.address
         self.busy = 0
         self.given_up = 0
+        self._parts: tuple[int, int] | None = None
         self._dropped = False
         self._lock = threading.Lock()
         whole = spans(self.base, np.arange(slots), 1, slot_bytes)
@@ -71,6 +72,17 @@ class Region:
         except BaseException:
             self._memory.close()
             raise
+
+    def parts(self, agent: Agent, block_bytes: int) -> tuple[int, int]:
+        """Prepared lists of its slots' headers, and of their data; for the agent's work."""
+        if self._parts is None:
+            count = self.size // self.slot_bytes
+            heads = spans(self.base, np.arange(count), 1, self.slot_bytes)
+            heads[:, 1], heads[:, 2] = HEADER_BYTES, self.gpu or 0
+            data = heads + np.array([HEADER_BYTES, block_bytes - HEADER_BYTES, 0], np.int64).astype(np.uint64)
+            first = agent.prepare(None, heads, gpu=self.gpu)
+            self._parts = first, agent.prepare(None, data, gpu=self.gpu)
+        return self._parts
 
     def array(self) -> Bytes:
         """`[slots, slot_bytes]`; to be called once: when this array and its views are gone, so is the region."""
@@ -109,7 +121,8 @@ class Region:
             memory, self._memory = self._memory, None
 
         def release(agent: Any) -> None:
-            agent.drop(self.prepared)
+            for prepared in (self.prepared, *(self._parts or ())):
+                agent.drop(prepared)
             agent.deregister(self.base)
             memory.close()
 

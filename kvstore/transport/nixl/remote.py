@@ -21,11 +21,16 @@ _GENERATION_AT = HEADER.fields["generation"][1] if HEADER.fields else 32
 class RemotePool:
     """`blocks` slots of `slot_bytes` at `base` in the memory of the agent that is known here as `agent`."""
 
+    split = False
+    """Whether headers and data lie apart (`split.SplitPool`)."""
+
     def __init__(self, agent: str, base: int, blocks: int, slot_bytes: int) -> None:
         self.agent = agent
         self._base = base
         self._blocks = blocks
         self._slot_bytes = slot_bytes
+        self._pitch = slot_bytes
+        """From one header there to the next."""
         self._prepared = 0
 
     def prepare(self, agent: Agent) -> None:
@@ -67,7 +72,7 @@ class RemotePool:
     def generations(self, slots: Ints, region: Region, first: int) -> Make:
         """The generations of slots (one at least), packed, from slot `first` of a region on."""
         local = spans(region.base + first * self._slot_bytes, np.arange(len(slots)), 1, 8)
-        source = spans(self._base + _GENERATION_AT, slots, 1, self._slot_bytes)
+        source = spans(self._base + _GENERATION_AT, slots, 1, self._pitch)
         source[:, 1] = 8
         return lambda agent: agent.make(self.agent, local, source)
 

@@ -23,13 +23,12 @@ from kvstore.door import refusal
 from kvstore.errors import BadRequest, DeadlineExceeded, ShardUnavailable, StagingRejected, StoreError
 from kvstore.layout import Layout
 from kvstore.meters import Meters
-from kvstore.shard.pull import Slots, pieces
-from kvstore.staging import Staging
-from kvstore.transport.nixl.hands import Hands
+from kvstore.runs import pieces
+from kvstore.shard.pull import Slots
+from kvstore.transport.nixl.beside import Beside
 from kvstore.transport.nixl.hello import PROTOCOL, Hello, json_object
 from kvstore.transport.nixl.lanes import MAX_LANES, Lane
 
-LANDING_BYTES = 64 << 20
 SILENT_S = 15.0
 """A client that has said nothing for so long is forgotten: fifteen of its heartbeats (policy)."""
 HELLO_TIMEOUT_S = 5.0
@@ -77,25 +76,28 @@ class Afar:
 
 
 class NixlService:
-    """`facts()` is what every client is told; `left` hears of each that has gone."""
+    """`facts()` is what every client is told; `left` hears of each that has gone, `lost` of the pool's end: it was the
+    mover's, which has ended."""
 
     def __init__(
         self,
         layout: Layout,
-        pool: Arena,
+        beside: Beside,
         clients: Clients,
         meters: Meters,
         facts: Callable[[], dict[str, Any]],
         left: Callable[[Connected], None],
+        lost: Callable[[], None],
     ) -> None:
         self._layout = layout
         self._clients = clients
         self._meters = meters
         self._facts = facts
         self._left = left
-        # No put is larger than the pool, so a larger landing arena would be of no use.
-        self._landing = Staging(layout, max(1, min(len(pool), LANDING_BYTES // layout.slot_bytes)), name="kv-landing")
-        self._hands = Hands(pool, self._landing.arena, self._mover_ended)
+        self._lost = lost
+        self._beside = beside
+        self._landing, self._hands = beside.landing, beside.hands
+        self._hands.ended = self._mover_ended
         self._guests: dict[int, Guest] = {}
         self._lanes: tuple[Lane, ...] = ()
         self._asking: asyncio.Task[None] | None = None
@@ -109,8 +111,7 @@ class NixlService:
             guest.gone.set()
         if self._asking is not None:
             self._asking.cancel()
-        await self._hands.stop()
-        self._landing.close()
+        await self._beside.stop()
 
     @property
     def mover_pid(self) -> int:
@@ -193,7 +194,7 @@ class NixlService:
             facts.pop(local, None)
         if not self._hands.said:
             raise ShardUnavailable(f"{self._name()}: its mover has ended")
-        pool = {name: self._hands.said[name] for name in ("agent", "metadata", "base")}
+        pool = {name: self._hands.said.get(name) for name in ("agent", "metadata", "base", "data")}
         return {
             **facts,
             "client": client.number,
@@ -227,9 +228,11 @@ class NixlService:
             await self._hands.ask("drop", client=guest.client.number)
 
     def _mover_ended(self) -> None:
-        """Every client has lost sight of the pool: it comes in again."""
+        """Every client has lost sight of the pool: it comes in again, if there is still a pool."""
         for guest in self._guests.values():
             guest.gone.set()
+        if self._hands.device:
+            self._lost()
 
     # --- puts -------------------------------------------------------------------------------------------------------
 
