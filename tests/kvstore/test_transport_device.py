@@ -392,7 +392,7 @@ def _page(cluster: LocalCluster, number: int) -> list[str]:
     ("words", "why"),
     [
         (["--device", "gpu"], "no device 'gpu'"),
-        (["--device", "cuda:0", "--nixl"], "without --device"),
+        (["--device", "cuda:0", "--nixl"], "no CUDA here"),
         (["--device", "cuda:0"], "no CUDA here"),
     ],
 )
