@@ -47,7 +47,9 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop-damaged", action="store_true", help="lose what of the log is damaged")
     parser.add_argument("--session-ttl", metavar="TIME", default="30m", help="idle time that ends one: 90s, 30m")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where Unix sockets lie (for this user alone)")
-    parser.add_argument("--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts")
+    parser.add_argument(
+        "--nixl", action="store_true", help="let clients reach it by NIXL, too: from other hosts (--device or not)"
+    )
     parser.add_argument(
         "--device",
         metavar="cuda:N",

@@ -1,4 +1,8 @@
-"""Blocks from one process to another without the host: `mapped` by CUDA IPC, and NIXL from GPU memory."""
+"""Blocks from one process to another without the host: `mapped` by CUDA IPC, and NIXL from GPU memory.
+
+NIXL twice: bare, of a segment that another process has registered (`vram.py`), and from a shard whose mover has its
+pool on the GPU (`kvstore serve --device --nixl`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ from kvstore.keys import Keys, block_keys
 from kvstore.layout import Layout
 from kvstore.transport.device.rows import DeviceRows
 from kvstore.transport.device.staging import DeviceStaged
+from kvstore.transport.nixl.lanes import lanes_of
+from kvstore.transport.nixl.library import flavour, ucx_log
 
+POOL = "nixl, a shard's pool on the device"
 Blocks = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -33,15 +40,51 @@ def run(check: Check) -> None:
         check.unfinished("nixl")
         return
     vram.run(check)
+    if check.left() <= 0:
+        check.skipped(POOL, "no time was left")
+    elif flavour() is None:
+        check.skipped(POOL, "no wheel of NIXL is here (make gpu-wheels GPU_WHEELS=nixl-cu13)")
+    else:
+        try:
+            asyncio.run(by_nixl(check))
+        except Exception as error:
+            check.failed(POOL, one_line(error))
+
+
+def scene(check: Check) -> tuple[str, Layout, Keys]:
+    """The device, and blocks."""
+    layout = Layout("gpu-check", heads=2, head_dim=16) if check.cpu else Layout("gpu-check", heads=8, head_dim=128)
+    random = np.random.default_rng(check.seed)
+    keys = block_keys([random.bytes(24) for _ in range(64 if check.cpu else 4096)], 0, 0)
+    return "shm" if check.cpu else "cuda:0", layout, keys
+
+
+async def by_nixl(check: Check) -> None:
+    """A shard whose mover has its pool on this GPU, read from here over a lane of UCX, onto this GPU and off it."""
+    device, layout, keys = scene(check)
+    with LocalCluster(1, layout, 2 * len(keys), device=device, nixl=True) as cluster:
+        async with await Client.connect(
+            cluster.targets, layout, transport="nixl", device=device, deadline_ms=20_000
+        ) as client:
+            blocks: Blocks = Draw(check.seed, "cpu").bytes(len(keys), layout.block_bytes).numpy()
+            for first in range(0, len(keys), 256):
+                await client.put(keys[first : first + 256], blocks[first : first + 256])
+            off = await client.get(keys, client.buffer(len(keys)))
+            if not off.found.all() or (off.data != blocks).any():
+                check.wrong_number(f"{POOL}, off the device", "other bytes than were put")
+                return
+            reader = Reader(check, client, client.device_rows(len(keys)), f"{POOL}: ")
+            for verify in (True, False):
+                await reader.right(keys, blocks, verify=verify)
+            await reader.rate("get", keys, verify=False)
+            lanes = ", ".join(sorted({lane.lane for lane in lanes_of(ucx_log())}))
+            check.right(f"{POOL}, off the device", 0, "blocks differ", f"{len(keys)} blocks over {lanes or '?'}")
 
 
 async def mapped(check: Check) -> None:
     """A shard whose pool is on this GPU, put into from here and read from here: a process each."""
-    device = "shm" if check.cpu else "cuda:0"
-    layout = Layout("gpu-check", heads=2, head_dim=16) if check.cpu else Layout("gpu-check", heads=8, head_dim=128)
-    count = 64 if check.cpu else 4096
-    random = np.random.default_rng(check.seed)
-    keys = block_keys([random.bytes(24) for _ in range(count)], 0, 0)
+    device, layout, keys = scene(check)
+    count, random = len(keys), np.random.default_rng(check.seed + 1)
     with LocalCluster(1, layout, 2 * count, device=device) as cluster:
         async with await Client.connect(cluster.file, layout, device=device, deadline_ms=20_000) as client:
             reader = Reader(check, client, client.device_rows(count))
@@ -73,24 +116,26 @@ async def filled(check: Check, client: Client, keys: Keys) -> Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Gets of blocks from the shard's pool into `room`, which is ours."""
+    """Gets of blocks from the shard's pool into `room`, which is ours. `prefix`: of the rows' names."""
 
     check: Check
     client: Client
     room: DeviceRows
+    prefix: str = ""
 
     async def right(self, keys: Keys, blocks: Blocks, *, verify: bool) -> None:
         """What arrives where something else was before."""
         self.room.upload(np.full_like(blocks, 0xA5))
         answer = await self.client.get_on_device(keys, self.room, verify=verify)
         wrong = int((self.room.download() != blocks).any(1).sum())
-        name = "get from another process's pool" + (", sums checked" if verify else "")
+        name = f"{self.prefix}get from another process's pool" + (", sums checked" if verify else "")
         if wrong or not answer.found.all():
             found = int(answer.found.sum())
             self.check.wrong_number(name, f"{found} of {len(keys)} found, {wrong} have other bytes", wrong, "blocks")
         else:
             size = self.client.layout.block_bytes / 1024
-            note = f"{len(keys)} blocks of {size:g} KiB, {self.room.device.lane}"
+            lane = "" if self.prefix else f", {self.room.device.lane}"
+            note = f"{len(keys)} blocks of {size:g} KiB{lane}"
             self.check.right(name, 0, "blocks differ", note)
 
     async def rate(self, name: str, keys: Keys, *, verify: bool) -> None:
@@ -104,4 +149,6 @@ class Reader:
                 break
         seconds = median(taken)
         size = len(keys) * self.client.layout.block_bytes
-        self.check.measured(name, size / seconds / 1e9, "GB/s", f"{len(keys)} blocks, {seconds * 1e3:.2f} ms")
+        self.check.measured(
+            self.prefix + name, size / seconds / 1e9, "GB/s", f"{len(keys)} blocks, {seconds * 1e3:.2f} ms"
+        )

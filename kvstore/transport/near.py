@@ -25,8 +25,7 @@ Words = npt.NDArray[np.uint64]
 class NearPeer(ABC):
     """A shard of this host behind its door: its pidfd, and the connection that stays open and silent."""
 
-    def __init__(self, facts: dict[str, Any], index: Index, pidfd: int, connection: socket.socket, *also: int) -> None:
-        """`also`: descriptors of which each ends the connection when there is something to read."""
+    def __init__(self, facts: dict[str, Any], index: Index, pidfd: int, connection: socket.socket) -> None:
         self.facts = facts
         self.when_dead: Callable[[], None] | None = None
         self.index: Index | None = index
@@ -40,8 +39,6 @@ class NearPeer(ABC):
         self._both = select.epoll()
         self._both.register(pidfd, select.EPOLLIN)
         self._both.register(connection.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
-        for fd in also:
-            self._both.register(fd, select.EPOLLIN)
 
     @abstractmethod
     def read(self, slots: Ints, rows: Ints | None, out: Bytes) -> int:

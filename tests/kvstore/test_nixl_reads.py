@@ -89,6 +89,89 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made.serves.close()
 
 
+def test_a_read_of_two_requests_is_one_read(pair: Pair) -> None:
+    def make(agent: Agent) -> Transfer:
+        return pair.make(7, 0)(agent).and_with(pair.make(9, 3)(agent))
+
+    pair.room[:] = 0
+    said: list[Any] = []
+    moved: Any = False
+    while moved is False:
+        moved = pair.owner.read_here(make, 10.0, lambda: said.append)
+    assert isinstance(moved, Moved)
+    assert (moved.descriptors, moved.size) == (2, 2 * SLOT)
+    assert (pair.room[[0, 3]] == pair.pool[[7, 9]]).all()
+    assert not pair.room[[1, 2, 4]].any()
+
+
+class Scripted:
+    """NIXL's agent, as far as requests go: `ends` has what it says of each handle when asked, the last for good."""
+
+    def __init__(self, ends: dict[int, list[str]], refuses: int = 0) -> None:
+        self.ends, self.refuses = ends, refuses
+        self.posted: list[int] = []
+        self.released: list[int] = []
+
+    def postXferReq(self, handle: int, _notice: str) -> None:  # noqa: N802 - NIXL's name
+        if handle == self.refuses:
+            raise RuntimeError("refused")
+        self.posted.append(handle)
+
+    def getXferStatus(self, handle: int) -> str:  # noqa: N802 - NIXL's name
+        assert handle in self.posted
+        assert handle not in self.released
+        said = self.ends[handle]
+        return said.pop(0) if len(said) > 1 else said[0]
+
+    def releaseXferReq(self, handle: int) -> None:  # noqa: N802 - NIXL's name
+        assert handle not in self.released
+        self.released.append(handle)
+
+
+def scripted(ends: dict[int, list[str]], refuses: int = 0) -> tuple[Agent, Scripted, Transfer]:
+    agent, said = Agent.__new__(Agent), Scripted(ends, refuses)
+    agent._agent, agent._in_progress, agent._success = said, "going", "done"
+    return agent, said, Transfer(1, "peer", 1, 100).and_with(Transfer(2, "peer", 2, 200))
+
+
+def test_two_requests_are_over_when_both_are() -> None:
+    for ends in ({1: ["done"], 2: ["going", "going", "done"]}, {1: ["going", "going", "done"], 2: ["done"]}):
+        agent, said, read = scripted(ends)
+        agent.post(read)
+        assert said.posted == [1, 2]
+        assert [agent.over(read) for _ in range(4)] == [False, False, True, True]
+        assert sorted(said.released) == [1, 2]
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_two_requests_of_which_one_fails_are_over_when_the_other_is(bad: int) -> None:
+    """Until then memory belongs to it."""
+    agent, said, read = scripted({bad: ["broken"], 3 - bad: ["going", "going", "done"]})
+    agent.post(read)
+    assert [agent.over(read) for _ in range(2)] == [False, False]
+    for _ in range(2):
+        with pytest.raises(Disconnected, match="broken"):
+            agent.over(read)
+    assert sorted(said.released) == [1, 2]
+
+
+def test_a_second_request_that_cannot_be_posted_leaves_the_first_looked_after() -> None:
+    agent, said, read = scripted({1: ["going", "done"]}, refuses=2)
+    agent.post(read)
+    assert not agent.over(read)
+    with pytest.raises(Disconnected, match="refused"):
+        agent.over(read)
+    assert sorted(said.released) == [1, 2]
+
+
+def test_a_first_request_that_cannot_be_posted_is_all() -> None:
+    agent, said, read = scripted({}, refuses=1)
+    with pytest.raises(Disconnected, match="refused"):
+        agent.post(read)
+    assert not said.posted
+    assert sorted(said.released) == [1, 2]
+
+
 def outcome(found: Moved | Pending) -> Moved:
     return found if isinstance(found, Moved) else found.future.result(10)
 

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from kvstore.arena import Arena
+from kvstore.arena import Arena, Memory
 from kvstore.checks import Verdict
 from kvstore.client import Client, SyncClient
 from kvstore.cluster import LocalCluster
@@ -29,6 +29,7 @@ from kvstore.layout import Layout
 from kvstore.pool import Pool
 from kvstore.reader import Part, read
 from kvstore.transport.device.arena import DeviceArena
+from kvstore.transport.device.holder import PAGE, Holder
 from kvstore.transport.device.memory import Move, device_named
 from kvstore.transport.device.moves import host_moves
 from kvstore.transport.device.peer import DevicePeer
@@ -534,6 +535,56 @@ def test_a_closed_peer_reads_nothing_more(near: Near) -> None:
     peer.close()
     with pytest.raises(ShardUnavailable, match="closed"):
         peer.read(slots, None, np.zeros((2, LAYOUT.slot_bytes), np.uint8))
+
+
+_HOLDER = """
+import sys, time
+from kvstore.arena import Memory
+from kvstore.transport.device.holder import Mark
+mark = Mark(Memory.adopt(int(sys.argv[1]), writable=True))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("what", ["read", "read_onto", "payloads", "sums", "fill", "pull"])
+def test_what_was_copied_while_who_holds_the_pool_ended_counts_for_nothing(
+    near: Near, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena, pool, peer = near
+    keys, slots, _ = fill(arena, pool, 4)
+    staging = Arena.create("t", 4, LAYOUT.slot_bytes, LAYOUT.block_bytes, pool=False)
+    out, room = np.zeros((4, LAYOUT.slot_bytes), np.uint8), DeviceRows.allocate(arena.device, 4, LAYOUT.block_bytes)
+    does: dict[str, Any] = {
+        "read": lambda: peer.read(slots, None, out),
+        "read_onto": lambda: peer.read_onto(slots, np.arange(4), out, room.address, np.arange(4)),
+        "payloads": lambda: arena.payloads(slots),
+        "sums": lambda: arena.sums(slots),
+        "fill": lambda: arena.fill(slots, list(blocks_for(keys))),
+        "pull": lambda: arena.pull(staging, np.arange(4), slots),
+    }
+    page = Memory.create("t", PAGE, readers_cannot_write=False)
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(page.fd)], pass_fds=[page.fd], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    arena.holder, peer._holder = Holder(os.dup(page.fd)), Holder(os.dup(page.fd))
+    real, copied = arena.device.move, []
+
+    def overtaken(moves: Any) -> None:
+        real(moves)
+        copied.append(len(moves))
+        holder.kill()
+        holder.wait()
+
+    does[what]()  # while it lives
+    monkeypatch.setattr(arena.device, "move", overtaken)
+    with pytest.raises(ShardUnavailable, match="the process that held its pool has ended, and the pool with it"):
+        does[what]()
+    assert copied
+    monkeypatch.undo()
+    with pytest.raises(ShardUnavailable):
+        does[what]()
+    holder.communicate()
 
 
 def test_more_blocks_than_the_bounce_buffer_holds(monkeypatch: pytest.MonkeyPatch) -> None:

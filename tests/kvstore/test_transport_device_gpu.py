@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +20,7 @@ from kvstore.transport.device.cuda import CudaDevice
 from kvstore.transport.device.memory import device_named
 from kvstore.transport.device.runtime import runtime
 from tests.kvstore.device_rig import forget_devices
+from tests.kvstore.nixl_rig import NEEDS_NIXL
 from tests.kvstore.process_rig import some_keys
 
 LAYOUT = Layout("gpu", layers=2, heads=8, head_dim=128, block_tokens=16, window_tokens=512)
@@ -131,3 +135,45 @@ async def test_a_client_that_leaves_gives_its_memory_back(cluster: LocalCluster,
     async with await Client.connect(cluster.file, LAYOUT, device=gpus[1]):
         taken = device.free_bytes() or 0
     assert (device.free_bytes() or 0) >= taken + (60 << 20)
+
+
+@NEEDS_NIXL
+@pytest.mark.parametrize("verify", [True, False])
+async def test_a_pool_on_the_card_is_read_by_nixl_and_by_its_handle(gpus: list[str], verify: bool) -> None:
+    """The mover's memory: registered there as VRAM, opened by the shard and by clients of this host."""
+    keys = some_keys(200, seed=50)
+    options: dict[str, Any] = {"device": gpus[1], "deadline_ms": 30_000}
+    with LocalCluster(1, LAYOUT, 512, device=gpus[0], nixl=True) as both:
+        async with (
+            await Client.connect(both.targets, LAYOUT, transport="nixl", **options) as far,
+            await Client.connect(both.file, LAYOUT, **options) as near,
+        ):
+            assert far.shards.links[0].facts["nixl"]["data"]["gpu"] == 0
+            await far.put(keys[:100], blocks_of(keys[:100]))
+            await near.put(keys[100:], blocks_of(keys[100:]))
+            for client in (far, near):
+                assert ((await client.get(keys, verify=verify)).data == blocks_of(keys)).all()
+                room = client.device_rows(200)
+                room.upload(np.zeros((200, LAYOUT.block_bytes), np.uint8))
+                assert (await client.get_on_device(keys, room, verify=verify)).found.all()
+                assert (room.download() == blocks_of(keys)).all()
+
+
+@NEEDS_NIXL
+async def test_a_killed_mover_takes_the_pool_along_and_leaves_the_gpu_usable(gpus: list[str]) -> None:
+    keys = some_keys(64, seed=60)
+    with LocalCluster(1, LAYOUT, 256, device=gpus[0], nixl=True) as mortal:
+        async with await Client.connect(mortal.file, LAYOUT, device=gpus[1], deadline_ms=30_000) as client:
+            await client.put(keys, blocks_of(keys))
+            located = await client.lookup(keys, lease_ms=30_000)
+            os.kill(int(mortal.facts[0]["pool_pid"]), signal.SIGKILL)
+            assert await asyncio.to_thread(mortal.processes[0].wait, 30) == 1
+            with pytest.raises(ShardUnavailable):
+                await client.get_on_device(located, client.device_rows(64), deadline_ms=500)
+            room = client.device_rows(64)
+            room.upload(blocks_of(keys))
+            assert (room.download() == blocks_of(keys)).all()
+            await asyncio.to_thread(mortal.restart, 0)
+            assert not (await client.get(keys)).found.any()
+            await client.put(keys, blocks_of(keys))
+            assert (await client.get_on_device(keys, room)).found.all()

@@ -45,7 +45,7 @@ class DevicePeer(NearPeer):
         holder: Holder | None = None,
     ) -> None:
         """`lends`: the shard has memory of ours open. `holder`: the process that holds the pool, if not the shard."""
-        super().__init__(facts, index, pidfd, connection, *([] if holder is None else [holder.fd]))
+        super().__init__(facts, index, pidfd, connection)
         self._lends = lends
         self._holder = holder
         layout = Layout(**facts["layout"])
@@ -65,9 +65,9 @@ class DevicePeer(NearPeer):
     def enter(
         cls, said: dict[str, Any], fds: list[int], connection: socket.socket, device: Device, *, lends: bool
     ) -> DevicePeer:
-        """Open what the shard handed out: headers, index, pidfd, that of who holds the pool if that is another process
-        (`held` in the device's words), and what its device needs beside the words. Takes over the descriptors once it
-        returns. Raises `StagingRejected`, `BadRequest`."""
+        """Open what the shard handed out: headers, index, pidfd, the mark of who holds the pool if that is another
+        process (`held` in the device's words), and what its device needs beside the words. Takes over the descriptors
+        once it returns. Raises `StagingRejected`, `BadRequest`."""
         if len(fds) < 3:
             raise BadRequest(f"the shard handed out {len(fds)} descriptors, and headers, index and pidfd are expected")
         blocks = int(said["blocks"])
@@ -78,7 +78,7 @@ class DevicePeer(NearPeer):
             raise BadRequest(f"the shard's memory of {size} bytes does not hold its {blocks} blocks")
         held = bool(said["device"].get("held"))
         if held and len(fds) < 4:
-            raise BadRequest("the shard handed out no descriptor of the process that holds its pool")
+            raise BadRequest("the shard handed out no mark of the process that holds its pool")
         pool = device.open(said["device"], fds[3 + held :])
         holder = Holder(fds[3]) if held else None
         return cls(said, device, pool, headers, index, fds[2], connection, lends=lends, holder=holder)
@@ -141,6 +141,10 @@ class DevicePeer(NearPeer):
             raise error
         self._require_holder()
         return len(moves)
+
+    def connected(self) -> bool:
+        """See `NearPeer.connected`; a pool whose holder has ended is none."""
+        return (self._holder is None or self._holder.there()) and super().connected()
 
     def _require_holder(self) -> None:
         """What was copied is the pool's only if who holds it is still there."""

@@ -13,7 +13,7 @@ import os
 
 from kvstore.arena import Arena, Memory
 from kvstore.door import close_all
-from kvstore.errors import BadRequest, StoreError
+from kvstore.errors import StoreError
 from kvstore.header import HEADER_BYTES
 from kvstore.layout import Layout
 from kvstore.staging import Staging
@@ -65,18 +65,13 @@ async def hold(layout: Layout, blocks: int, device: str, *, sealed: bool = True)
 
 def _opened(on: Device, hands: Hands, headers: Memory, layout: Layout) -> DeviceArena:
     """Takes over what the mover handed out."""
-    words, fds = hands.said["device"], hands.fds
+    words, (mark, *fds) = hands.said["device"], hands.fds
     lent = [os.dup(fd) for fd in fds]
     try:
-        holder = Holder(os.pidfd_open(hands.pid))
-    except ProcessLookupError:
-        close_all([*fds, *lent])
-        raise BadRequest("the shard's mover has ended as soon as it had started (its output says more)") from None
-    try:
+        holder = Holder(mark)
         data = on.open(words, fds, writable=True)
     except StoreError:
-        holder.close()
-        close_all([*fds, *lent])
+        close_all([mark, *fds, *lent])
         raise
     exported = Exported({**words, "held": True}, [holder.fd, *lent])
     return DeviceArena(on, data, headers, layout.slot_bytes, layout.block_bytes, holder=holder, exported=exported)

@@ -45,7 +45,7 @@ class Hands:
         self.said: dict[str, Any] = {}
         """Agent, metadata and address of the pool; empty while there is no mover."""
         self.fds: list[int] = []
-        """What came beside it: descriptors that its memory on a device is opened by. They are whose who takes them."""
+        """What came beside it, and is whose who takes it: its mark, and what its memory on a device is opened by."""
 
     @property
     def pid(self) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 
 from kvstore.errors import StoreError
 from kvstore.header import HEADER_BYTES
+from kvstore.transport.device.holder import Mark
 from kvstore.transport.device.memory import DeviceMemory, device_named
 from kvstore.transport.nixl import frames
 from kvstore.transport.nixl.agent import Agent, Disconnected, Transfer, own_name, spans
@@ -52,6 +53,8 @@ class Data:
         self.memory: DeviceMemory = on.allocate(size, lent=True)
         self.gpu: int | None = getattr(on, "ordinal", None)
         self.exported = self.memory.export()
+        self.mark = Mark.new()
+        """The thread that waits for the shard has it: it lasts as long as the process."""
 
 
 class Mover:
@@ -81,7 +84,7 @@ class Mover:
         }
         if data is not None:
             said |= {"data": {"base": data.memory.address, "gpu": data.gpu}, "device": data.exported.words}
-        frames.send_first(connection, said, [] if data is None else data.exported.fds)
+        frames.send_first(connection, said, [] if data is None else [data.mark.memory.fd, *data.exported.fds])
 
     def run(self) -> None:
         while (asked := frames.read_frame(self._connection)) is not None:
