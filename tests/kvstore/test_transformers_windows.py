@@ -57,6 +57,22 @@ def test_windows_that_are_passed(store: Store, kind: str) -> None:
         assert computed.lengths[0] == 45 + TOKENS + 7 - cache.past
 
 
+def test_a_window_of_one_token_needs_nothing_that_was_before(store: Store) -> None:
+    """Compared with the whole sequence at once: of a window of 1, transformers' own layer keeps everything."""
+    model = model_of("mistral-self")
+    ids, mask = padded([ids_of(count, seed=count)[0] for count in (24, 9)])
+    for past in (0, 23):
+        with StoreCache.open(store.client, model, ids, attention_mask=mask, session=["self 0", "self 1"]) as cache:
+            assert cache.past == past
+            got = generated(cache, model, tokens=3)
+        whole = torch.cat([mask, torch.ones(2, 3, dtype=mask.dtype)], 1)
+        positions = (whole.cumsum(-1) - 1).clamp(min=0)
+        given = {"input_ids": got.sequences, "attention_mask": whole, "position_ids": positions}
+        with torch.no_grad():
+            expected = model(**given, use_cache=False).logits[:, 23:-1]
+        torch.testing.assert_close(torch.stack(got.logits, 1), expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["mistral-window", "gemma2"])
 def test_blocks_before_the_window_may_be_gone(kind: str) -> None:
     model = model_of(kind)

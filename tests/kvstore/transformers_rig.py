@@ -45,6 +45,7 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 20}),
     "mistral-narrow": ("Mistral", {"sliding_window": 5}),
+    "mistral-self": ("Mistral", {"sliding_window": 1}),
     "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 12}),
 }
 """`gemma2` has window and full layers in turn."""

@@ -126,10 +126,12 @@ class Fetcher:
         """Blocks `[head groups, n, block_bytes]` that begin at token `start` into row `row` of a layer's tensors."""
         layout = self._layout
         groups, count, _ = blocks.shape
-        split = blocks.reshape(groups, count, 2, layout.heads, layout.block_tokens, -1)
+        head_bytes = layout.head_dim * layout.item_bytes
+        split = blocks.reshape(groups, count, 2, layout.heads, layout.block_tokens, head_bytes)
+        shape = (groups * layout.heads, count * layout.block_tokens, head_bytes)
         for side, tensor in enumerate((done.keys[layer], done.values[layer])):
             # [groups, n, heads, tokens of a block, head bytes] → [KV heads, tokens, head bytes]
-            states = split[:, :, side].transpose(0, 2, 1, 3, 4).reshape(groups * layout.heads, -1, split.shape[-1])
+            states = split[:, :, side].transpose(0, 2, 1, 3, 4).reshape(shape)
             room = tensor.shape[2]
             take = min(room, tokens - start)
             into = tensor[row].view(torch.uint8).numpy()

@@ -58,7 +58,8 @@ class Reach:
 
     def __init__(self, layout: Layout, windows: Sequence[int | None]) -> None:
         self._size = layout.block_tokens
-        self._windows = list(windows)
+        # A window of 1 needs nothing of what was before; as found counts only what is there all the same.
+        self._windows = [None if window is None else max(2, window) for window in windows]
 
     def first_blocks(self, tokens: int) -> list[int]:
         """The first block that each layer needs to go on after `tokens`: those in its window, and the one in part."""
