@@ -77,12 +77,19 @@ class StoreLayer(CacheLayerMixin):
         """Take the last `-tokens_to_remove` tokens away again; as in early 5.x, a number above 0 is how many stay."""
         if not self.is_initialized:
             return
-        left = self.length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.length)
+        left = self.left_after(tokens_to_remove)
         have = self.keys.shape[-2] - (self.length - left)
-        if left < 0 or have < min(left, left if self.window is None else self.window - 1):
+        if have < min(left, left if self.window is None else self.window - 1):
             raise BadRequest(f"cannot take {self.length - left} tokens back: what was before them has left the window")
         self.length = left
         self.keys, self.values = self._kept(self.keys[:, :, :have]), self._kept(self.values[:, :, :have])
+
+    def left_after(self, tokens_to_remove: int) -> int:
+        """The tokens that a `crop` leaves. Raises `BadRequest` where there are not so many to take back."""
+        left = self.length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.length)
+        if left < 0:
+            raise BadRequest(f"cannot take {-tokens_to_remove} tokens back: the cache has {self.length}")
+        return left
 
     def reset(self) -> None:
         self.keys = self.values = None

@@ -47,9 +47,9 @@ class PagedLayer(StoreLayer):
     def crop(self, tokens_to_remove: int) -> None:
         if not self.is_initialized:
             return
-        left = self.length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.length)
+        left = self.left_after(tokens_to_remove)
         needed = 0 if self.window is None else max(0, left - self.window + 1)
-        if left < 0 or (left and needed < self._first):
+        if left and needed < self._first:
             raise BadRequest(f"cannot take {self.length - left} tokens back: what was before them has left the window")
         self.length = left
         self._batch.truncate(left)
