@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from kvstore.integrations.transformers.layers import StoreLayer
 from kvstore.integrations.transformers.opening import Match, Place, place_of, take
 from kvstore.integrations.transformers.row import Row
 from kvstore.integrations.transformers.sessions import Held, Name, names_of, numbers_of
-from kvstore.integrations.transformers.steps import StepChecks, cache_name, pads_of, positions_of
+from kvstore.integrations.transformers.steps import StepChecks, cache_name, pads_of, positions_of, require_ids
 from kvstore.integrations.transformers.through import WriteThrough
 from kvstore.integrations.transformers.writer import RowWriter, Target
 from kvstore.messages import Durability
@@ -68,6 +69,8 @@ class StoreCache(Cache):
         self._checks = StepChecks(input_ids, pads)
         self._writes = writes
         self._held = held
+        weakref.finalize(self, held.release).atexit = False
+        self._closed = False
         self._step_ids: torch.Tensor | None = None
         self._rows = [
             Row(place.root, self.layout, pad, match.known[number], _ends(model)) for number, pad in enumerate(pads)
@@ -104,8 +107,7 @@ class StoreCache(Cache):
         Raises `BadRequest` naming what cannot be: a layout that is not the model's, a model or batch that is not
         supported. Never raises for a store that is away.
         """
-        if input_ids.ndim != 2 or not input_ids.numel():
-            raise BadRequest(f"input_ids must be [batch, tokens], not {list(input_ids.shape)}")
+        require_ids(input_ids)
         if model.training:
             raise BadRequest("the model is in training mode, where KV is random: model.eval() first")
         rows = len(input_ids)
@@ -116,15 +118,21 @@ class StoreCache(Cache):
         )
         counts = Counts()
         held = Held(client, session_class, deadline_ms)
+        own = [not isinstance(name, SyncSession) for name in names_of(session, rows)]
         try:
-            own = [not isinstance(name, SyncSession) for name in names_of(session, rows)]
             held.open(numbers, own)
         except StoreError as error:
             counts.write_failures += 1
             log.warning("a session could not be opened (%s); it will be with the first write", error)
         layers = [StoreLayer(window) for window in place.windows] if layers is None else layers
         tokens = [ids[pad:] for ids, pad in zip(input_ids.tolist(), pads, strict=True)]
-        match = take(place, layers, tokens, pads, numbers, device=input_ids.device, dtype=model.dtype, counts=counts)
+        try:
+            match = take(
+                place, layers, tokens, pads, numbers, device=input_ids.device, dtype=model.dtype, counts=counts
+            )
+        except BaseException:
+            held.release()
+            raise
         target = Target(client.client, place.columns, counts, durability, deadline_ms, session_class)
         writers = [RowWriter(target, number, version) for number, version in zip(numbers, match.versions, strict=True)]
         writes = WriteThrough(client, writers, counts, most_bytes=backlog_bytes)
@@ -166,7 +174,9 @@ class StoreCache(Cache):
         return self._writes.flush()
 
     def close(self) -> None:
-        """Let go of model and sessions; these live on until their TTL ends. May be called twice."""
+        """Let go of model and sessions; these live on until their TTL ends. May be called twice. A cache that nobody
+        holds any more lets go of them too, but does not wait for what is still to be written."""
+        self._closed = True
         self._hooks.remove()
         self._writes.settle()
         if not self._writes.paused:
@@ -194,6 +204,7 @@ class StoreCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As transformers calls it. Raises `BadRequest` for a forward pass whose tokens are not known."""
+        self._require_open()
         if self._step_ids is None:
             raise BadRequest("this cache was opened for another model: call that one (its parts see no tokens)")
         heads = self.layout.head_groups * self.layout.heads
@@ -227,6 +238,7 @@ class StoreCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back (a number below 0), as assisted decoding does with guesses that were wrong."""
+        self._require_open()
         self._writes.settle()
         super().crop(tokens_to_remove)
         length = self.get_seq_length()
@@ -236,9 +248,14 @@ class StoreCache(Cache):
 
     def reset(self) -> None:
         """Back to nothing: the same ids may be computed again."""
+        self._require_open()
         super().reset()
         for row in self._rows:
             row.begin([], None)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BadRequest("this cache was closed: open another one")
 
     def _mask(self) -> torch.Tensor:
         ids = self._checks.ids

@@ -26,8 +26,22 @@ def named(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return {**dict(zip(inspect.signature(forward).parameters, args, strict=False)), **kwargs}
 
 
+def require_ids(input_ids: torch.Tensor) -> None:
+    """Raises `BadRequest` for what is not `[batch, tokens]`, one of each at least."""
+    if input_ids.ndim != 2 or not input_ids.numel():
+        raise BadRequest(f"input_ids must be [batch, tokens], not {list(input_ids.shape)}")
+
+
 def pads_of(attention_mask: torch.Tensor | None, shape: tuple[int, int]) -> list[int]:
-    """Columns of padding at the left of each row. Raises `BadRequest` for another mask than that."""
+    """Columns of padding at the left of each row, which has a token at least. Raises `BadRequest` for another mask."""
+    found = padding(attention_mask, shape)
+    if max(found) == shape[1]:
+        raise BadRequest(f"row {found.index(shape[1])} of the batch is nothing but padding")
+    return found
+
+
+def padding(attention_mask: torch.Tensor | None, shape: tuple[int, int]) -> list[int]:
+    """As `pads_of`; a row may be nothing but padding, as in the first parts of a prompt that is computed in parts."""
     if attention_mask is None:
         return [0] * shape[0]
     if attention_mask.ndim != 2 or tuple(attention_mask.shape) != shape:
@@ -39,8 +53,6 @@ def pads_of(attention_mask: torch.Tensor | None, shape: tuple[int, int]) -> list
     if not bool((real.sum(-1) + pads == shape[1]).all()):
         raise BadRequest("padding is supported at the left only: the attention mask has zeros behind a one")
     found: list[int] = pads.tolist()
-    if max(found) == shape[1]:
-        raise BadRequest(f"row {found.index(shape[1])} of the batch is nothing but padding")
     return found
 
 
@@ -70,7 +82,12 @@ class StepChecks:
         if mask is not None or any(self.pads):
             if not isinstance(mask, torch.Tensor):
                 raise BadRequest("a padded batch needs its attention mask")
-            if pads_of(mask, (len(self.pads), past + new)) != self.pads:
+            if past and mask.shape == ids.shape:
+                raise BadRequest(
+                    f"{new} ids whose mask leaves out the {past} columns that the cache holds: only the ids behind them "
+                    "are to be computed, with the mask of all (generate does so unless it is told use_cache=False)"
+                )
+            if padding(mask, (len(self.pads), past + new)) != [min(pad, past + new) for pad in self.pads]:
                 raise BadRequest("the attention mask's padding is not the one that the cache was opened with")
         self._require_positions(given.get("position_ids"), past, new)
         return ids
