@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvstore.errors import BadRequest
 from kvstore.meters import Meters
 from probes.instrument import Instrument
 
@@ -23,11 +24,20 @@ _ALIGNMENT = 4
 _instrument = Instrument("kvstore.device")
 
 
+def first_line(error: BaseException) -> str:
+    """What torch says, without its advice and its stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class Crossing:
-    """One device and the meters of its traffic."""
+    """One device and the meters of its traffic. Raises `BadRequest` where torch has no such device."""
 
     def __init__(self, device: torch.device | str, meters: Meters | None = None) -> None:
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+            raise BadRequest(f"torch has no device {str(device)!r} here: {first_line(error)}") from None
         self.meters = meters or Meters()
 
     def read(self, site: str, tensor: Tensor) -> Tensor:

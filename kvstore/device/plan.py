@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.arguments import counts
 from kvstore.device.crossing import Ints
-from kvstore.errors import BadRequest, PoolExhausted
+from kvstore.errors import PoolExhausted
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,17 @@ def plan(
 ) -> Plan:
     """`tokens[i]` more for row `rows[i]`, given how many each row of the table `had`.
 
-    Raises `BadRequest` for a negative number, `PoolExhausted` where a row has no columns left.
+    Raises `BadRequest` for what is no whole number or is negative, `PoolExhausted` where a row has no columns left.
     """
-    which, more = np.asarray(rows, np.int64).reshape(-1), np.asarray(tokens, np.int64).reshape(-1)
-    if len(which) != len(more):
-        raise BadRequest(f"{len(more)} numbers of tokens for {len(which)} rows")
-    if more.min(initial=0) < 0:
-        raise BadRequest(f"a row cannot get {int(more.min())} tokens")
+    which, more = counts("rows", rows, len(rows)), counts("tokens", tokens, len(rows))
     firsts = had[which]
+    over = more - (columns * block_tokens - firsts)  # not of the sum, which need not fit into 64 bits
+    if over.max(initial=0) > 0:
+        worst = int(over.argmax())
+        asked = -(-(int(firsts[worst]) + int(more[worst])) // block_tokens)
+        raise PoolExhausted(f"{asked} blocks asked, a row of the block table has {columns}")
     lengths = firsts + more
     before, after = -(-firsts // block_tokens), -(-lengths // block_tokens)
-    if after.max(initial=0) > columns:
-        raise PoolExhausted(f"{int(after.max())} blocks asked, a row of the block table has {columns}")
     growing = np.flatnonzero(after > before)
     offsets = np.concatenate([[0], np.cumsum(more)])
     return Plan(

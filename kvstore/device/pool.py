@@ -6,6 +6,8 @@ those are only the device knows. A step is one upload and a few launches.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstore.device.crossing import Crossing
+from kvstore.arguments import counts, whole_number
+from kvstore.device.crossing import Crossing, first_line
 from kvstore.device.plan import Plan, plan
 from kvstore.device.slots import DeviceSlots, NaiveSlots, PackedSlots
 from kvstore.errors import BadRequest, PoolExhausted
@@ -25,6 +28,8 @@ from kvstore.meters import Meters
 from kvstore.table import EMPTY, Csr
 
 _UPDATE, _READ = "block_table.update", "block_table.read"
+_MOST = np.iinfo(np.int32).max
+"""Blocks, cells of the table and tokens of a row are int32 on the device."""
 _NAMES = {"float8_e4m3": "float8_e4m3fn"}
 
 
@@ -71,29 +76,47 @@ class DevicePool:
         meters: Meters | None = None,
         crossing: Crossing | None = None,
     ) -> None:
-        if min(blocks, rows, columns) < 1 or rows * columns > np.iinfo(np.int32).max:
-            raise BadRequest(f"a pool of {blocks} blocks with a table of {rows} × {columns} cannot be")
+        blocks = whole_number("blocks", blocks, least=1, most=_MOST)
+        rows, columns = whole_number("rows", rows, least=1), whole_number("columns", columns, least=1)
+        if rows * columns > _MOST or columns * layout.block_tokens > _MOST:
+            raise BadRequest(f"a table of {rows} × {columns} blocks of {layout.block_tokens} tokens cannot be")
         if bitmap not in ("packed", "naive") or table not in ("batched", "upload"):
             raise BadRequest(f"bitmap is packed or naive, table batched or upload: not {bitmap!r} and {table!r}")
         self.layout = layout
         self.blocks = blocks
         self.crossing = crossing or Crossing(device, meters)
-        where = self.crossing.device
         shape = (layout.layers * layout.head_groups, blocks, *layout.block_shape)
-        # Not `empty`: what a masked kernel multiplies by zero must not be a NaN that somebody left there.
-        self.kv = torch.zeros(shape, dtype=torch_dtype(layout), device=where)
-        self.table = torch.full((rows, columns), EMPTY, dtype=torch.int32, device=where)
-        self.lengths = torch.zeros(rows, dtype=torch.int32, device=where)
-        self.slots: DeviceSlots = (PackedSlots if bitmap == "packed" else NaiveSlots)(blocks, self.crossing)
-        self.free = blocks
+        try:
+            # What is made within `torch.inference_mode` could not be changed outside of it.
+            with torch.inference_mode(False):
+                self._make(shape, rows, columns, PackedSlots if bitmap == "packed" else NaiveSlots)
+        except (RuntimeError, MemoryError) as error:
+            size = math.prod(shape) * layout.item_bytes / (1 << 20)
+            raise BadRequest(
+                f"{self.crossing.device}: {size:,.0f} MiB for {blocks} blocks and a table of {rows} × {columns} cannot "
+                f"be had: {first_line(error)}"
+            ) from None
+        self._free = blocks
         self._batched = table == "batched"
         self._tokens = np.zeros(rows, np.int64)
         self._open = np.zeros(rows, np.bool_)
+        self._dropped: deque[int] = deque()
+        """Rows to be closed with the next call. What ends a row unasked, a finalizer, may run in the middle of one, and
+        in any thread."""
+
+    def _make(self, shape: tuple[int, ...], rows: int, columns: int, slots: type[PackedSlots | NaiveSlots]) -> None:
+        where = self.crossing.device
+        # Not `empty`: what a masked kernel multiplies by zero must not be a NaN that somebody left there.
+        self.kv = torch.zeros(shape, dtype=torch_dtype(self.layout), device=where)
+        self.table = torch.full((rows, columns), EMPTY, dtype=torch.int32, device=where)
+        self.lengths = torch.zeros(rows, dtype=torch.int32, device=where)
+        self.slots: DeviceSlots = slots(self.blocks, self.crossing)
 
     # --- sequences --------------------------------------------------------------------------------------------------
 
     def open(self) -> int:
         """A row for a new sequence."""
+        self._reclaim()
         row = int(np.argmin(self._open))
         if self._open[row]:
             raise PoolExhausted(f"all {len(self._open)} rows of the block table are taken")
@@ -102,6 +125,18 @@ class DevicePool:
 
     def close(self, *rows: int) -> None:
         """The sequences ended: their blocks are free, their rows may be given to others."""
+        self._reclaim()
+        self._close(rows)
+
+    def drop(self, *rows: int) -> None:
+        """As `close`, for finalizers: at any moment, in any thread. It is done with the next call."""
+        self._dropped.extend(rows)
+
+    def _reclaim(self) -> None:
+        while self._dropped:
+            self._close([self._dropped.popleft()])
+
+    def _close(self, rows: Sequence[int]) -> None:
         self._require(rows)
         held = self._held(rows)
         if held:
@@ -110,7 +145,7 @@ class DevicePool:
             self.slots.release(self.table.index_select(0, index))
             self.table.index_fill_(0, index, EMPTY)
             self.lengths.index_fill_(0, index, 0)
-        self.free += held
+        self._free += held
         self._tokens[list(rows)] = 0
         self._open[list(rows)] = False
 
@@ -121,11 +156,12 @@ class DevicePool:
 
     def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> Step:
         """Room for `tokens[i]` more tokens of each of `rows`: blocks, table, lengths, and the slots of the tokens."""
+        self._reclaim()
         self._require(rows)
         step = plan(rows, tokens, self._tokens, columns=self.table.shape[1], block_tokens=self.layout.block_tokens)
         needed = int(step.counts.sum())
-        if needed > self.free:
-            raise PoolExhausted(f"{needed} blocks asked, {self.free} are free")
+        if needed > self._free:
+            raise PoolExhausted(f"{needed} blocks asked, {self._free} are free")
         there, firsts, offsets, lengths, growing, columns, counts = self.crossing.send(
             _UPDATE, step.rows, step.firsts, step.offsets, step.lengths,
             step.rows[step.growing], step.columns, step.counts,
@@ -137,13 +173,15 @@ class DevicePool:
         slots = torch.empty(step.tokens, dtype=torch.int64, device=self.kv.device)
         block_tokens = self.layout.block_tokens
         token_slots(self.table, there, firsts, offsets, slots, self.blocks, block_tokens, step.most)
-        self.free -= needed
+        self._free -= needed
         self._tokens[step.rows] = step.lengths
         return Step(there, lengths, offsets, slots)
 
     def truncate(self, row: int, tokens: int) -> None:
         """Keep the first `tokens` tokens of `row` (a rejected draft); blocks behind them are free."""
+        self._reclaim()
         self._require([row])
+        whole_number("tokens", tokens, least=-_MOST)
         had = int(self._tokens[row])
         if not 0 <= tokens <= had:
             raise BadRequest(f"row {row} has {had} tokens, {tokens} cannot be kept")
@@ -153,13 +191,15 @@ class DevicePool:
             self.slots.release(behind)
             behind.fill_(EMPTY)
         self.lengths[row].fill_(tokens)
-        self.free += last - first
+        self._free += last - first
         self._tokens[row] = tokens
 
     # --- data -------------------------------------------------------------------------------------------------------
 
     def cache(self, layer: int, group: int = 0) -> Tensor:
         """`[blocks, 2, heads, block_tokens, head_dim]` of one layer and head group."""
+        if not (0 <= layer < self.layout.layers and 0 <= group < self.layout.head_groups):
+            raise BadRequest(f"the pool has no head group {group} of a layer {layer}")
         return self.kv[layer * self.layout.head_groups + group]
 
     def append(
@@ -193,8 +233,15 @@ class DevicePool:
         """The blocks of `row`, on the host: a read of the device, for who must name them to a peer."""
         return self.crossing.read(_READ, self.table[row, : self._held([row])])
 
+    @property
+    def free(self) -> int:
+        """Free blocks by the host's own count, which costs nothing."""
+        self._reclaim()
+        return self._free
+
     def free_blocks(self) -> int:
-        """Free blocks by the device's own count: a read of the device. `free` is the host's, and costs nothing."""
+        """Free blocks by the device's own count: a read of the device."""
+        self._reclaim()
         return self.slots.free()
 
     def faults(self) -> dict[str, int]:
@@ -217,8 +264,9 @@ class DevicePool:
         return int((-(-self._tokens[list(rows)] // self.layout.block_tokens)).sum())
 
     def _require(self, rows: Sequence[int]) -> None:
-        if len(set(rows)) != len(rows):
-            raise BadRequest(f"a row of the block table is named twice: {list(rows)}")
-        for row in rows:
+        named = counts("rows", rows, len(rows), least=-_MOST)
+        if len(np.unique(named)) != len(named):
+            raise BadRequest(f"a row of the block table is named twice: {named.tolist()}")
+        for row in named.tolist():
             if not 0 <= row < len(self._open) or not self._open[row]:
                 raise BadRequest(f"row {row} of the block table is not open")

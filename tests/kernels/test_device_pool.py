@@ -150,9 +150,17 @@ def test_what_does_not_fit_changes_nothing(bitmap: Any, table: Any) -> None:
         ours.extend([row, other], [8, 12])
     with pytest.raises(PoolExhausted, match="9 blocks asked, a row"):
         ours.extend([row], [28])
-    for rows, more in (([row, row], [1, 1]), ([row], [-1]), ([3], [1]), ([row], [1, 2])):
+    with pytest.raises(PoolExhausted, match="a row of the block table has 8"):
+        ours.extend([row], [2**63 - 1])
+    wrong: list[tuple[Any, Any]] = [([row, row], [1, 1]), ([row], [-1]), ([3], [1]), ([row], [1, 2])]
+    for rows, more in [*wrong, ([row], [1.9]), ([0.5], [1]), ([None], [1])]:
         with pytest.raises(BadRequest):
             ours.extend(rows, more)
+    with pytest.raises(BadRequest, match="tokens must be a whole number"):
+        ours.truncate(row, 1.5)  # type: ignore[arg-type]
+    for layer, group in ((2, 0), (-1, 0), (0, 2)):
+        with pytest.raises(BadRequest, match="no head group"):
+            ours.cache(layer, group)
     with pytest.raises(BadRequest, match="twice"):
         ours.close(row, row)
     with pytest.raises(BadRequest, match="cannot be kept"):
@@ -171,6 +179,55 @@ def test_rows_are_given_again() -> None:
     assert ours.open() == rows[1]
     with pytest.raises(BadRequest, match="packed or naive"):
         pool(bitmap="best")
+
+
+@KINDS
+def test_rows_that_were_dropped_are_given_again(bitmap: Any, table: Any) -> None:
+    """As a finalizer drops them: nothing is launched by it, the next call does that."""
+    ours = pool(12, bitmap=bitmap, table=table)
+    rows = [ours.open() for _ in range(4)]
+    ours.extend(rows, [9, 1, 4, 5])
+    before = ours.table.clone()
+    ours.drop(rows[0], rows[2])
+    assert torch.equal(ours.table, before)
+    assert ours.free == ours.free_blocks() == 12 - 3
+    assert ours.open() == rows[0]
+    ours.drop(rows[1], rows[3])
+    ours.extend([rows[0]], [8 * 4])
+    assert ours.free == 12 - 8
+    assert ours.faults() == {}
+
+
+@KINDS
+def test_a_pool_made_in_inference_mode_may_be_used_outside_of_it(bitmap: Any, table: Any) -> None:
+    with torch.inference_mode():
+        ours = pool(bitmap=bitmap, table=table)
+        row = ours.open()
+        ours.extend([row], [5])
+    keys = noise(4, 2, 8).to(DEVICE)
+    ours.append(0, keys, keys, ours.extend([row], [4]))
+    ours.truncate(row, 2)
+    ours.close(row)
+    assert ours.free == ours.free_blocks() == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"blocks": 1.5}, "blocks must be a whole number"),
+        ({"blocks": 0}, "blocks must lie in 1"),
+        ({"rows": True}, "rows must be a whole number"),
+        ({"rows": 2**16, "columns": 2**16}, "a table of"),
+        ({"blocks": 2**31 - 1, "layout": Layout("m", layers=128, heads=128)}, "MiB for 2147483647 blocks"),
+        ({"device": "nope"}, "torch has no device 'nope'"),
+        ({"device": "cuda:99"}, "torch has no device 'cuda:99'"),
+    ],
+)
+def test_what_no_device_has_is_refused_in_one_line(changes: dict[str, Any], why: str) -> None:
+    given: dict[str, Any] = {"layout": LAYOUT, "blocks": 4, "rows": 1, "columns": 1, "device": DEVICE, **changes}
+    with pytest.raises(BadRequest, match=why) as refused:
+        DevicePool(**given)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3", "float8_e5m2", "uint8"])
