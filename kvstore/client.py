@@ -62,7 +62,7 @@ class Client(Reads, Puts, OnDevice):
         enforce_need: bool = True,
         transport: str = "auto",
         access: Access | None = None,
-        device: str = "",
+        device: str | None = None,
     ) -> Client:
         """Connect to every shard of a store: `"127.0.0.1:7600,127.0.0.1:7601"`, a sequence of such, the path of a
         cluster file, or `"etcd://127.0.0.1:2379/NAME"`, where members may come and go. `staging_blocks`: room for puts

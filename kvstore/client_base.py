@@ -46,7 +46,7 @@ class ClientBase:
         staging: Staging,
         enforce_need: bool = True,
         transport: str = "auto",
-        device: str = "",
+        device: str | None = None,
     ) -> None:
         self.layout = layout
         self.deadline_ms = deadline_ms
@@ -58,7 +58,7 @@ class ClientBase:
         self._enforce_need = enforce_need
         self.own: DeviceSide | None = None
         """Its device, where it has one."""
-        if device:
+        if device is not None:
             from kvstore.transport.device.side import DeviceSide
 
             self.own = DeviceSide(device, layout, staging)

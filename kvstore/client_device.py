@@ -29,6 +29,8 @@ from kvstore.transport.device.rows import DeviceRows
 from kvstore.transport.device.side import DeviceSide
 
 _LONGEST_NAP_S = 0.005
+_MOST_BYTES = 1 << 62
+"""What can be asked of any allocator, to be refused there."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,8 @@ class OnDevice(ClientBase):
 
     def device_rows(self, n: int) -> DeviceRows:
         """New memory for `n` blocks on the client's device; freed with the last that looks at it."""
-        return DeviceRows.allocate(self.side.device, whole_number("n", n, least=1), self.layout.block_bytes)
+        size = self.layout.block_bytes
+        return DeviceRows.allocate(self.side.device, whole_number("n", n, least=1, most=_MOST_BYTES // size), size)
 
     async def stage_on_device(self, n: int, *, deadline_ms: int | None = None) -> Staged:
         """A run of the client's staging arena on its device, to fill in place (`run.rows`) and `put` to one shard whose
@@ -74,7 +77,8 @@ class OnDevice(ClientBase):
         verify: bool | None = None,
         deadline_ms: int | None = None,
     ) -> DeviceBlocks:
-        """As `Client.get`, onto the client's device: row `i` becomes block `places[i]` (default: `i`) of `into`.
+        """As `Client.get`, onto the client's device: row `i` becomes block `places[i]` (default: `i`) of `into`, each
+        another one.
 
         `into`: `device_rows`, or anything contiguous there that has `__cuda_array_interface__` (a torch tensor `[m,
         *block_shape]`, such as one plane of a paged pool); what the caller's current stream still does there is waited
@@ -88,6 +92,8 @@ class OnDevice(ClientBase):
         home = known.shard if known is not None else self.shards.home(keys)
         rows = DeviceRows.of(into, self.side.device, self.layout.block_bytes)
         at = np.arange(len(keys)) if places is None else counts("places", places, len(keys))
+        if len(np.unique(at)) != len(at):
+            raise BadRequest("places: two rows cannot become one block on the device")
         if len(at) and int(at.max()) >= len(rows):
             raise BadRequest(f"block {int(at.max())} of {len(rows)} is no place on the device")
         verify = self.verify if verify is None else verify

@@ -94,6 +94,13 @@ async def test_a_get_onto_the_device_fills_the_places_that_it_was_told(
         assert (room.download()[:30] == blocks_for(keys[:30])).all()
         with pytest.raises(BadRequest, match="block 64 of 64"):
             await client.get_on_device(keys[:1], room, places=np.array([64]))
+        with pytest.raises(BadRequest, match="two rows cannot become one block"):
+            await client.get_on_device(keys[:4], room, places=np.array([1, 0, 2, 0]))
+        for many in (1 << 50, 1 << 62):
+            with pytest.raises(BadRequest):
+                client.device_rows(many)
+    with pytest.raises(BadRequest, match="no device ''"):
+        await Client.connect(cluster.file, LAYOUT, device="")
 
 
 async def test_a_pool_in_host_memory_is_read_onto_the_device_too(device: str) -> None:
@@ -118,10 +125,13 @@ async def test_a_pool_in_host_memory_is_read_onto_the_device_too(device: str) ->
 def test_plain_code_has_the_same(cluster: LocalCluster, device: str) -> None:
     keys = some_keys(9, seed=44)
     with SyncClient(cluster.file, LAYOUT, device=device) as client:
-        keys = keys[client.client.shards.home(keys) == 1]
-        run = client.stage_on_device(len(keys))
-        run.rows.upload(blocks_for(keys))
-        assert not client.put(keys, run).existed.any()
+        home = client.client.shards.home(keys)
+        assert len(np.unique(home)) == 2
+        for shard in np.unique(home):  # as the guide has it
+            mine = np.flatnonzero(home == shard)
+            run = client.stage_on_device(len(mine))
+            run.rows.upload(blocks_for(keys[mine]))
+            assert not client.put(keys[mine], run).existed.any()
         room = client.device_rows(len(keys))
         assert client.get_on_device(keys, room).found.all()
         assert (room.download() == blocks_for(keys)).all()
@@ -352,7 +362,8 @@ async def test_how_fast_a_pool_is_read_is_measured_once_and_told(
         return real(lane, *rest)
 
     monkeypatch.setattr(probe, "_timed", counted)
-    lanes = {"": "cuda_host", device: "cuda_ipc"} if device.startswith("cuda") else {"": "memfd", device: "memfd"}
+    lanes: dict[str | None, str] = {None: "cuda_host" if device.startswith("cuda") else "memfd"}
+    lanes[device] = "cuda_ipc" if device.startswith("cuda") else "memfd"
     for mine, lane in lanes.items():
         timed.clear()
         async with await Client.connect(cluster.file, LAYOUT, device=mine, name=f"reader-{mine or 'host'}") as client:
