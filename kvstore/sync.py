@@ -85,8 +85,9 @@ class SyncClient:
     ) -> None:
         self._process = os.getpid()
         self._ending = False
-        self._submitting = threading.Lock()
-        """What is submitted under it reaches the loop before its end does."""
+        self._submitting = threading.RLock()
+        """What is submitted under it reaches the loop before its end does. Reentrant: a finalizer may `call_soon` while
+        its thread is submitting."""
         self._under_way: set[asyncio.Task[Any]] = set()
         self._opened: Client | None = None
         self._loop = asyncio.new_event_loop()

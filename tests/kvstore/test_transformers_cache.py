@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (extra transformers)")
@@ -12,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 
 import torch
 
+from kvstore.errors import BadRequest
 from kvstore.integrations.transformers import StoreCache
 from tests.kvstore.transformers_rig import (
     BLOCK,
@@ -95,6 +98,49 @@ def test_the_prompt_may_be_computed_in_chunks(store: Store) -> None:
     assert got.tolist() == expected.sequences.tolist()
     with StoreCache.open(store.client, model, expected.sequences, session="chunks") as cache:
         assert cache.matched == [37 + 9]
+
+
+def test_a_padded_prompt_may_be_computed_in_chunks(store: Store) -> None:
+    """The short row has not begun in the first two."""
+    model = model_of("mistral", seed=12)
+    ids, mask = padded([ids_of(count, seed=count)[0] for count in (33, 9)])
+    options: dict[str, Any] = {"prefill_chunk_size": 10, "do_sample": False, "max_new_tokens": 4}
+    with StoreCache.open(store.client, model, ids, attention_mask=mask, session=["ca", "cb"]) as cache:
+        got = model.generate(**cache.generate_inputs, **options)
+    assert got.tolist() == reference(model, ids, mask, tokens=4).sequences.tolist()
+    again = torch.cat([got[1:, 24:], ids_of(2, seed=13)], 1)
+    with StoreCache.open(store.client, model, again, session="cb") as cache:
+        assert cache.matched == [9 + 3]
+        require_equal(generated(cache, model, tokens=3), reference(model, again, tokens=3))
+
+
+def test_what_cannot_be_is_said_as_it_is(store: Store) -> None:
+    model = model_of("llama", seed=13)
+    ids, mask = padded([ids_of(20, seed=40)[0], ids_of(6, seed=41)[0]])
+    with StoreCache.open(store.client, model, ids, attention_mask=mask) as cache:
+        with pytest.raises(BadRequest, match="use_cache=False"):
+            model.generate(**cache.generate_inputs, max_new_tokens=3, do_sample=False, use_cache=False)
+        with pytest.raises(BadRequest, match="cannot take 100 tokens back: the cache has 20"):
+            cache.crop(-100)
+    given = cache.generate_inputs
+    for call in (lambda: cache.crop(-1), cache.reset, lambda: model.generate(**given, max_new_tokens=3)):
+        with pytest.raises(BadRequest, match="this cache was closed"):
+            call()
+    hidden = mask.clone()
+    hidden[1] = 0
+    with pytest.raises(BadRequest, match="row 1 of the batch is nothing but padding"):
+        StoreCache.open(store.client, model, ids, attention_mask=hidden)
+
+
+def test_a_cache_that_was_dropped_holds_no_session(store: Store) -> None:
+    model = model_of("llama", seed=14)
+    cache = StoreCache.open(store.client, model, ids_of(9, seed=42), session="dropped")
+    before = len(store.client.client.held())
+    generated(cache, model, tokens=2)
+    del cache
+    gc.collect()
+    store.client.lookup(np.zeros((0, 4), np.uint64))  # what was submitted before it is done
+    assert len(store.client.client.held()) == before - 1
 
 
 def test_a_row_that_has_ended_keeps_its_history(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -199,6 +200,42 @@ def test_a_pool_that_is_shared_and_filled_with_nan(store: Store) -> None:
     assert pool.faults() == {}
 
 
+@needs_kernel
+def test_a_padded_prompt_may_be_computed_in_chunks(store: Store) -> None:
+    """The short row has not begun in the first chunk, nor in the first decode step that is a chunk."""
+    plain, paged = models_of("mistral-narrow", seed=15)
+    ids, mask = prompts_of(23, 4)
+    expected = reference(plain, ids, mask, tokens=2).sequences.tolist()
+    for size in (7, 10):
+        with PagedCache.open(store.client, paged, ids, attention_mask=mask, revision=f"chunks {size}") as cache:
+            options: dict[str, Any] = {"prefill_chunk_size": size, "do_sample": False, "max_new_tokens": 2}
+            assert paged.generate(**cache.generate_inputs, **options).tolist() == expected
+
+
+def test_a_cache_that_was_dropped_or_closed(store: Store) -> None:
+    """Its rows and blocks are its pool's again; a closed one says so."""
+    _, paged = models_of("llama", seed=16)
+    ids = prompt_of(17, seed=16)
+    pool = pool_for(store.layout, rows=1, tokens=24, device=DEVICE)
+    for _ in range(2):
+        cache = PagedCache.open(store.client, paged, ids, pool=pool)
+        with torch.no_grad():
+            paged(**cache.forward_inputs)
+        assert pool.free == 0
+        del cache
+        gc.collect()
+    assert pool.free == pool.free_blocks() == pool.blocks
+    with PagedCache.open(store.client, paged, ids, pool=pool) as cache:
+        matched = cache.get_seq_length()
+        assert matched == 16
+        with pytest.raises(BadRequest, match="cannot take 100 tokens back: the cache has 16"):
+            cache.crop(-100)
+    inputs = cache.generate_inputs
+    for call in (lambda: cache.crop(-1), cache.reset, lambda: paged.generate(**inputs, max_new_tokens=2)):
+        with pytest.raises(BadRequest, match="this cache was closed"):
+            call()
+
+
 def test_without_a_kernel_its_reference_attends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "launches", lambda tensor: False)
     plain, paged = models_of("mistral-window")
@@ -244,6 +281,11 @@ def test_what_cannot_be_is_refused_by_name(store: Store) -> None:
     ids = prompt_of(23, seed=14)
     with pytest.raises(BadRequest, match=r"model\.set_attn_implementation"):
         PagedCache.open(store.client, plain, ids)
+    for room, why in ((-5, "room must lie in 0"), (1.5, "room must be a whole number"), (2**40, "room 1099511627776:")):
+        with pytest.raises(BadRequest, match=why):
+            PagedCache.open(store.client, paged, ids, room=room)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=r"input_ids must be \[batch, tokens\]"):
+        PagedCache.open(store.client, paged, ids[:0])
     others = replace(store.layout, layers=3)
     with pytest.raises(BadRequest, match="the pool's layers 3"):
         PagedCache.open(store.client, paged, ids, pool=pool_for(others, rows=1, tokens=24, device=DEVICE))

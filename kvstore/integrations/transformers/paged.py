@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kvstore.arguments import whole_number
 from kvstore.client import SyncClient
 from kvstore.device import DevicePool
 from kvstore.errors import BadRequest, PoolExhausted
@@ -21,7 +22,7 @@ from kvstore.integrations.transformers.identity import text_config, windows_of
 from kvstore.integrations.transformers.paged_attention import NAME, enter, leave
 from kvstore.integrations.transformers.paged_batch import PagedBatch
 from kvstore.integrations.transformers.paged_layer import PagedLayer
-from kvstore.integrations.transformers.steps import pads_of
+from kvstore.integrations.transformers.steps import pads_of, require_ids
 from kvstore.kernels.decode import calls
 from kvstore.kernels.decode.pages import BLOCK_TOKENS, HEAD_DIMS
 from kvstore.layout import Layout
@@ -69,17 +70,17 @@ class PagedCache(StoreCache):
         """As `StoreCache.open`, whose `options` these are. The KV goes into `pool`, which several caches may share, or
         into one of its own with `room` tokens for each row behind `input_ids`.
 
-        Raises `BadRequest` for a model with another attention implementation, a layout that the kernel does not take or
-        a pool that is not the model's; `PoolExhausted` where there is no room.
+        Raises `BadRequest` for a model with another attention implementation, a layout that the kernel does not take, a
+        pool that is not the model's or a `room` that the device has not; `PoolExhausted` where there is no room.
         """
         layout = client.layout
         _require(model, layout)
-        if input_ids.ndim != 2:
-            raise BadRequest(f"input_ids must be [batch, tokens], not {list(input_ids.shape)}")
+        require_ids(input_ids)
         rows, tokens = input_ids.shape
         pads = pads_of(attention_mask, (rows, tokens))
         own = pool is None
-        pool = pool or pool_for(layout, rows=rows, tokens=tokens + room, device=input_ids.device)
+        if pool is None:
+            pool = _own_pool(layout, rows, tokens, whole_number("room", room), input_ids.device)
         _require_pool(pool, layout, input_ids.device)
         batch = PagedBatch(pool, pads, windows_of(model))
         try:
@@ -105,6 +106,8 @@ class PagedCache(StoreCache):
         # Also after a pass that failed: another cache's would be taken for it.
         self._left = self._model.register_forward_hook(ended, always_call=True)
         weakref.finalize(self, self._left.remove)
+        # A cache that was not closed must not keep pages of a pool that others share.
+        weakref.finalize(self, batch.drop).atexit = False
 
     def before_forward(self, given: Mapping[str, Any]) -> None:
         super().before_forward(given)
@@ -125,9 +128,18 @@ class PagedCache(StoreCache):
         super().after_forward()
 
     def close(self) -> None:
-        super().close()
-        self._left.remove()
-        self.batch.close()
+        try:
+            super().close()
+        finally:
+            self._left.remove()
+            self.batch.close()
+
+
+def _own_pool(layout: Layout, rows: int, tokens: int, room: int, device: torch.device) -> DevicePool:
+    try:
+        return pool_for(layout, rows=rows, tokens=tokens + room, device=device)
+    except BadRequest as error:
+        raise BadRequest(f"room {room}: {error}") from None
 
 
 def _require(model: Any, layout: Layout) -> None:

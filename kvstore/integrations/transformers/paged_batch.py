@@ -54,6 +54,11 @@ class PagedBatch:
         rows, self._rows = self._rows, []
         self.pool.close(*rows)
 
+    def drop(self) -> None:
+        """As `close`, from a finalizer: the pool takes them back with its next call."""
+        rows, self._rows = self._rows, []
+        self.pool.drop(*rows)
+
     # --- a forward pass ---------------------------------------------------------------------------------------------
 
     def begin(self, new: int) -> None:

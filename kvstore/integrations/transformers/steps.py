@@ -84,8 +84,8 @@ class StepChecks:
                 raise BadRequest("a padded batch needs its attention mask")
             if past and mask.shape == ids.shape:
                 raise BadRequest(
-                    f"{new} ids whose mask leaves out the {past} columns that the cache holds: only the ids behind them "
-                    "are to be computed, with the mask of all (generate does so unless it is told use_cache=False)"
+                    f"{new} ids whose mask leaves out the {past} columns that the cache holds: only the ids behind "
+                    "them are to be computed, with the mask of all (generate does so unless it is told use_cache=False)"
                 )
             if padding(mask, (len(self.pads), past + new)) != [min(pad, past + new) for pad in self.pads]:
                 raise BadRequest("the attention mask's padding is not the one that the cache was opened with")
