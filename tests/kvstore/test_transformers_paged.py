@@ -222,6 +222,7 @@ def test_a_cache_that_was_dropped_or_closed(store: Store) -> None:
         with torch.no_grad():
             paged(**cache.forward_inputs)
         assert pool.free == 0
+        assert cache.flush()
         del cache
         gc.collect()
     assert pool.free == pool.free_blocks() == pool.blocks

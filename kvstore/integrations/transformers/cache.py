@@ -118,12 +118,7 @@ class StoreCache(Cache):
         )
         counts = Counts()
         held = Held(client, session_class, deadline_ms)
-        own = [not isinstance(name, SyncSession) for name in names_of(session, rows)]
-        try:
-            held.open(numbers, own)
-        except StoreError as error:
-            counts.write_failures += 1
-            log.warning("a session could not be opened (%s); it will be with the first write", error)
+        _hold(held, numbers, [not isinstance(name, SyncSession) for name in names_of(session, rows)], counts)
         layers = [StoreLayer(window) for window in place.windows] if layers is None else layers
         tokens = [ids[pad:] for ids, pad in zip(input_ids.tolist(), pads, strict=True)]
         try:
@@ -261,6 +256,14 @@ class StoreCache(Cache):
         ids = self._checks.ids
         columns = torch.arange(ids.shape[1], device=ids.device)
         return (columns >= torch.tensor(self._checks.pads, device=ids.device).unsqueeze(1)).long()
+
+
+def _hold(held: Held, numbers: Sequence[int], own: Sequence[bool], counts: Counts) -> None:
+    try:
+        held.open(numbers, own)
+    except StoreError as error:
+        counts.write_failures += 1
+        log.warning("a session could not be opened (%s); it will be with the first write", error)
 
 
 def _raw(states: Sequence[torch.Tensor]) -> Bytes:
