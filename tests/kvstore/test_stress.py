@@ -15,9 +15,13 @@ def test_no_wrong_byte_is_believed_and_no_lease_is_broken() -> None:
     assert counts.leased_reads > 0
 
 
+TRIES = 10
+"""A reader must be interrupted just where it matters: on a busy machine that needs more than one run now and then."""
+
+
 def test_without_the_generation_check_wrong_bytes_are_believed() -> None:
-    assert stress(120_000, generation=False).wrong > 0
+    assert any(stress(120_000, generation=False, seed=seed).wrong for seed in range(TRIES))
 
 
 def test_without_the_sums_wrong_bytes_are_believed() -> None:
-    assert stress(60_000, verify=False).wrong > 0
+    assert any(stress(60_000, verify=False, seed=seed).wrong for seed in range(TRIES))
